@@ -19,6 +19,7 @@ from hrm_agent.config import COMMAND_KEY, CONFIG_FILE
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.intervals import Estimate, wilson_interval
 from hrm_agent.training.metrics import METRICS_FILE, flattened, parse_row, row_numbers
+from hrm_agent.training.trackers.settings import TRACK_KEYS
 
 __all__ = ["Axis", "Kind", "PlottedRun", "plotted_rows", "read_run"]
 
@@ -29,8 +30,8 @@ Kind = Literal["rl", "sft"]
 _TRAINS = {"train rl": "rl", "train sft": "sft", "demo": "rl"}
 """Commands whose runs have steps -> what is trained by."""
 _PHASES = ("evaluation_seconds", "rollout_seconds", "reward_seconds", "select_seconds", "update_seconds")
-_UNIMPORTANT = ("seed", "store")
-"""Keys that do not make another configuration: the seed, and where the record lies."""
+_UNIMPORTANT = {"seed", "store", "otel", "otel_content", *TRACK_KEYS}
+"""Keys that do not make another configuration: the seed, where the record lies, and where it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ def _judgements(overlays: Sequence[Overlay], scorings: Sequence[Scoring]) -> Htm
         return None
     said: list[Html] = []
     for overlay in overlays:
-        where = f"step {overlay.step} of {overlay.run_id}: {judged(overlay)}: {overlay.reason}"
+        where = f"step {overlay.step + 1} of {overlay.run_id}: {judged(overlay)}: {overlay.reason}"
         by_role = [element("li", line) for line in penalty_lines(overlay)]
         said.append(element("p", where))
         said += [element("ul", *by_role)] if by_role else []

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import RolloutSettings
@@ -150,7 +151,15 @@ def span_exporter(exporter: Any) -> SpanSender:
 
 
 def otlp_sender(url: str) -> SpanSender:
-    """Sends to the collector at `url`: its base, or the whole address that ends in /v1/traces."""
+    """Sends to the collector at `url`: its base, or the whole address that ends in /v1/traces. Raises `ConfigError`."""
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(
+            "The address of the collector holds a name or a password, which would be shown wherever it is.",
+            "Put it into OTEL_EXPORTER_OTLP_HEADERS, as Authorization=Basic%20..., and leave it out of the address.",
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{url!r} is no address of a collector.", "Write one such as http://localhost:4318.")
     where = url if url.rstrip("/").endswith("/v1/traces") else f"{url.rstrip('/')}/v1/traces"
     return span_exporter(otlp_exporter(where))
 

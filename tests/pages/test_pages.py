@@ -191,7 +191,7 @@ def test_the_numbers_are_those_on_record() -> None:
     judged = overlay(trajectory, reason="one of 2", credit={trajectory.calls[0].id: 0.5})
     by_role = {"solve": RolePenalty(failed=1, effective=3, error=0.25)}
     text = Parsed(trajectory_page(trajectory, [judged.model_copy(update={"penalty_by_role": by_role})])).text
-    assert "step 3 of run-1: kept, advantage -1.250: one of 2" in text
+    assert "step 4 of run-1: kept, advantage -1.250: one of 2" in text
     assert "solve: p_err 0.250 (1 of 4 tool calls that count failed)" in text
     assert "correct 1" in text
     assert text.count("2 prompt tokens, 2 completion tokens, mean log-prob -0.375, stop") == 3

@@ -187,6 +187,21 @@ def test_missing_packages_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nowhere", "is no address of a collector"),
+        ("ftp://there", "is no address of a collector"),
+        ("http://", "is no address of a collector"),
+        ("http://me:hunter2@there", "holds a name or a password"),
+    ],
+)
+def test_what_is_no_address_of_a_collector(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        otlp_sender(url)
+    assert "hunter2" not in str(raised.value)
+
+
 @pytest.mark.parametrize("end", ["", "/", "/v1/traces"])
 def test_a_collector_is_named_by_its_base_or_its_whole_address(end: str, collector: Collector) -> None:
     assert otlp_sender(f"{collector.url}{end}")(spans_of(make_trajectory())) is None

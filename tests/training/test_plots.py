@@ -67,6 +67,12 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(tmp_path: Path) -> None
         plot_lines(runs, labels=["x"])
 
 
+def test_where_a_run_is_sent_makes_no_other_configuration(tmp_path: Path) -> None:
+    tracked = CONFIG.replace("[optim]", 'track = ["tensorboard"]\notel = true\n[optim]')
+    runs = [read_run(run_in(tmp_path / "a", row(0))), read_run(run_in(tmp_path / "b", row(0), seed=1, config=tracked))]
+    assert [len(line.runs) for line in plot_lines(runs)] == [2]
+
+
 def test_a_mean_ends_with_the_shortest_run_and_skips_what_is_null(tmp_path: Path) -> None:
     long = read_run(run_in(tmp_path / "a", *(row(step, loss=1.0) for step in range(3))))
     short = read_run(run_in(tmp_path / "b", row(0, loss=None), row(1, loss=3.0), seed=1))

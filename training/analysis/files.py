@@ -25,13 +25,18 @@ _REPORT = "report.json"
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `ConfigError` for a place that holds something else."""
+    """Raise `ConfigError` for a place that holds something else, or that nothing can be written to."""
     if folder.is_dir() and any(folder.iterdir()) and not _is_analysis(folder):
         raise ConfigError(
             f"{folder} is not empty, and holds no analysis that could be replaced.", "Name another folder by --out."
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file.", "Name a folder by --out.")
+    above = next(each for each in folder.absolute().parents if each.exists())
+    try:
+        tempfile.TemporaryDirectory(prefix=".hrm-agent-", dir=above).cleanup()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}.", "Name another folder by --out.") from error
 
 
 def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder: Path) -> list[str]:

@@ -112,7 +112,7 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
             output.say(line)
         output.say()
     for verdict in verdicts:
-        output.say(f"step {verdict.step} of {verdict.run_id}: {judged(verdict)}: {verdict.reason}")
+        output.say(f"step {verdict.step + 1} of {verdict.run_id}: {judged(verdict)}: {verdict.reason}")
         for line in penalty_lines(verdict):
             output.say(f"  {line}")
 

@@ -26,7 +26,7 @@ Print a script that completes commands and flags. In ~/.bashrc or ~/.zshrc:
 and for fish, once: hrm-agent completion fish > ~/.config/fish/completions/hrm-agent.fish
 
 The one for zsh begins zsh's own completion (compinit) where it has not begun; put it after a compinit of yours."""
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z]")
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9.-]*[a-z0-9]")
 _BASH = """\
 _hrm_agent() {
   local words

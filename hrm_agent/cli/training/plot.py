@@ -32,14 +32,20 @@ def run(words: list[str]) -> int:
     kind = _format(arguments.out, arguments.format)
     if arguments.smooth < 1:
         raise ConfigError(f"--smooth {arguments.smooth}: a mean is over one step at least.", "Write --smooth 5.")
+    _refuse_twice(arguments.run)
     runs = [read_run(folder) for folder in arguments.run]
     _tell_broken(runs)
     lines = plot_lines(runs, by_seed=arguments.by_seed, labels=arguments.label)
     metrics = metrics_of(runs, arguments.metrics)
     out: Path = arguments.out or Path(f"plot.{kind}")
     style = PlotStyle(arguments.x, arguments.band, arguments.smooth)
-    with replacing(out) as part:
-        draw_lines(lines, metrics, part, kind, style, title=lines[0].label if len(lines) == 1 else "")
+    try:
+        with replacing(out) as part:
+            draw_lines(lines, metrics, part, kind, style, title=lines[0].label if len(lines) == 1 else "")
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written: {error.strerror or error}.", "Name another file by --out."
+        ) from error
     output = Output(as_json=arguments.json)
     output.result(
         {
@@ -84,6 +90,15 @@ def _format(out: Path | None, given: str | None) -> str:
     if given is None and suffix not in _FORMATS:
         raise ConfigError(f"{out} ends in no format that is known.", "End it in .png or .svg, or write --format svg.")
     return given or suffix
+
+
+def _refuse_twice(folders: Sequence[Path]) -> None:
+    """A run that is counted twice would be another seed of itself."""
+    seen: set[Path] = set()
+    for folder in folders:
+        if folder.resolve() in seen:
+            raise ConfigError(f"{folder} was named twice.", "Name each run once.")
+        seen.add(folder.resolve())
 
 
 def _tell_broken(runs: Sequence[PlottedRun]) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "Attributes",
     "call_attributes",
     "call_content",
+    "requested_model",
     "root_attributes",
     "tool_attributes",
     "turn_content",
@@ -87,7 +88,7 @@ def _judged(overlay: Overlay) -> dict[str, Any]:
         f"{OURS}.verdict_reason": overlay.reason or None,
         f"{OURS}.drop_reason": overlay.drop_reason.value if overlay.drop_reason else None,
         f"{OURS}.advantage": overlay.advantage,
-        f"{OURS}.step": overlay.step,
+        f"{OURS}.step": overlay.step + 1,  # as the console and trackers count
     }
 
 
@@ -100,7 +101,7 @@ def call_attributes(call: Call, run: Trajectory) -> Attributes:
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": _provider(call),
             "gen_ai.conversation.id": run.thread_id,
-            "gen_ai.request.model": call.model,
+            "gen_ai.request.model": requested_model(call),
             "gen_ai.response.model": call.answered_by,
             "gen_ai.request.temperature": asked.temperature if asked else None,
             "gen_ai.request.top_p": asked.top_p if asked else None,
@@ -121,6 +122,12 @@ def call_attributes(call: Call, run: Trajectory) -> Attributes:
             f"{OURS}.cost": used.cost if used else None,
         }
     )
+
+
+def requested_model(call: Call) -> str:
+    """The name that the provider has for it, by which viewers know prices: the provider is an attribute beside it."""
+    scheme, _, name = call.model.partition(":")
+    return name if name and scheme in _PROVIDERS else call.model
 
 
 def _provider(call: Call) -> str:

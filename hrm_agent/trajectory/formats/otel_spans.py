@@ -22,6 +22,7 @@ from hrm_agent.trajectory.formats.otel_attributes import (
     Attributes,
     call_attributes,
     call_content,
+    requested_model,
     root_attributes,
     tool_attributes,
     turn_content,
@@ -111,7 +112,7 @@ class _Trace:
         return span
 
     def call(self, call: Call) -> TraceSpan:
-        span = self._within_task(call, call.started_at, call.ended_at, f"chat {call.model}")
+        span = self._within_task(call, call.started_at, call.ended_at, f"chat {requested_model(call)}")
         span.is_client = call.sampling is None
         span.attributes = call_attributes(call, self._run)
         if self._content is not None:

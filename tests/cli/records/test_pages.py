@@ -80,3 +80,11 @@ def test_plot_counts_steps_as_the_console_of_the_training(hrm: Command) -> None:
     assert again.out == "run: 3 steps\nDrawn: plot.png\n"
     refused = hrm("plot", "run", "--out", "picture.gif")
     assert (refused.code, "ends in no format that is known" in refused.err) == (2, True)
+    for words, said in (
+        (["run", "./run"], "run was named twice"),
+        (["run", "--out", "run", "--format", "svg"], "run cannot be written: Is a directory"),
+        (["run", "--out", "/proc/x.png"], "/proc/x.png cannot be written"),
+    ):
+        refused = hrm("plot", *words)
+        assert (refused.code, said in refused.err) == (2, True)
+    assert not list(Path().glob("*.part"))

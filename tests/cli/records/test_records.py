@@ -136,7 +136,7 @@ def test_show(store: str, hrm: Command) -> None:
         "2 prompt tokens, 2 completion tokens, mean log-prob -0.375",
         "python  ",
         "ok, 0.010 s",
-        "step 4 of run-1: dropped: more positives than the quota of 4",
+        "step 5 of run-1: dropped: more positives than the quota of 4",
     ):
         assert part in shown
     assert shown.index("> python: 17 + 25") < shown.index("ok, 0.010 s") < shown.rindex(r"\boxed{42}")
@@ -178,7 +178,7 @@ def test_show_prints_what_a_training_credited_to_each_call(store: str, hrm: Comm
         (each.id[:8], credit) for each, credit in zip([asked, *others], beside_each, strict=True)
     ]
     assert lines[-3:] == [
-        "step 0 of run-1: kept, advantage +0.500: one of 2 of 3 positives",
+        "step 1 of run-1: kept, advantage +0.500: one of 2 of 3 positives",
         "  plan: no tools",
         "  solve: p_err 0.250 (1 of 4 tool calls that count failed), p_format 0.000",
     ]

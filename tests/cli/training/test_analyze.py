@@ -152,6 +152,8 @@ def test_hostile_texts_are_shown_and_do_nothing(hrm: Command) -> None:
         (("full", "--limit", "0"), "nothing can be analysed so"),
         (("full", "--out", "other"), "other is not empty"),
         (("full", "--out", "store.db"), "store.db is a file"),
+        (("full", "--out", "store.db/x"), "store.db/x cannot be made: Not a directory"),
+        (("full", "--out", "/proc/x"), "/proc/x cannot be made"),
     ],
 )
 def test_what_is_refused(words: tuple[str, ...], said: str, hrm: Command) -> None:

@@ -100,7 +100,7 @@ def test_attributes_are_those_of_the_conventions() -> None:
         "hrm_agent.verdict": "kept",
         "hrm_agent.verdict_reason": "drawn among the right ones",
         "hrm_agent.advantage": 0.5,
-        "hrm_agent.step": 4,
+        "hrm_agent.step": 5,
     }
     last = make_trajectory().calls[-1]
     assert call == {
@@ -158,11 +158,12 @@ def test_what_a_provider_answered_is_its_own() -> None:
     span = spans_of(make_trajectory(calls=(asked,), tool_calls=()))[-1]
     wanted = {
         "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-x",
         "gen_ai.response.model": "gpt-x-2026",
         "gen_ai.usage.input_tokens": 9,
         "gen_ai.usage.cache_read.input_tokens": 4,
     }
-    assert span.is_client and wanted.items() <= span.attributes.items()
+    assert span.name == "chat gpt-x" and span.is_client and wanted.items() <= span.attributes.items()
 
 
 def test_messages_are_in_it_only_where_they_are_asked_for() -> None:
