@@ -15,14 +15,14 @@
     return { chosen, choose, button };
   }
 
-  function Groups({ groups, place, on_more }) {
+  function Groups({ groups, place, stage, on_more }) {
     const [{ sort, filters }, controls] = useFilters(groups);
     const [most, set_most] = useState(MORE);
     const { chosen, choose, button } = useChoice(place);
     const found = groups.filter((group) => chosen_of(group.rollouts, filters).length);
     return html`<div class="controls">${controls}${button}</div>
       ${found.length === 0 && html`<${Empty}>No sibling matches.</${Empty}>`}
-      ${found.slice(0, most).map((group) => html`<${Group} key=${group.group} group=${group} place=${place} sort=${sort} filters=${filters} chosen=${chosen} choose=${choose} />`)}
+      ${found.slice(0, most).map((group) => html`<${Group} key=${group.group} group=${group} place=${place} sort=${sort} filters=${filters} chosen=${chosen} choose=${choose} stage=${stage} />`)}
       ${(found.length > most || on_more) && html`<button onClick=${() => { set_most(most + MORE); if (found.length <= most + MORE && on_more) on_more(); }}>More groups${found.length > most ? html` <small>${found.length - most} left</small>` : ""}</button>`}`;
   }
 
@@ -93,7 +93,7 @@
     const groups = useMemo(() => pages.flat(), [pages]);
     return html`<${Page} title=${run_name(place, run)} crumbs=${run_crumbs(place, run)} tabs=${html`<${RunTabs} place=${place} run=${run} current="groups" />`}>
       ${error && html`<${Problem} error=${error} />`}
-      ${loading ? html`<${Loading} />` : groups.length ? html`<${Groups} groups=${groups} place=${place} on_more=${more} />` : !error && html`<${Empty}>No trajectory is on record.</${Empty}>`}
+      ${loading ? html`<${Loading} />` : groups.length ? html`<${Groups} groups=${groups} place=${place} stage on_more=${more} />` : !error && html`<${Empty}>No trajectory is on record.</${Empty}>`}
     </${Page}>`;
   }
 

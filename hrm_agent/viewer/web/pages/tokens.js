@@ -130,7 +130,7 @@
     const { Problem, Text } = hrm.ui, { Switch, copyPlain } = hrm.parts, { facts } = columns;
     const lens = LENSES[params.lens] ? params.lens : "trained";
     const root = useRef(null), view = useRef(null);
-    const [index, setIndex] = useState(Number(params.from) || -1), [hovered, setHovered] = useState(-1);
+    const [index, setIndex] = useState(params.from ? Number(params.from) : -1), [hovered, setHovered] = useState(-1);
     const [problem, setProblem] = useState(null), [, redraw] = useState(0);
     const change = (next) => hrm.go("tokens", { ...hrm.current().params, ...next }, { replace: true });
 

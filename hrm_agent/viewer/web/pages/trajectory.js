@@ -79,7 +79,7 @@
         ${wanted ? html`<div><dt>Expected</dt><dd><${Text} of=${expected} clip=${300} /></dd></div>` : null}
       </dl>
       ${plain(header.error) ? html`<p class="warning"><strong>Failed:</strong> <${Text} of=${plain(header.error)} clip=${400} /></p>` : null}
-      ${data.forked_from ? html`<p class="small">Forked from <a href=${to(data.forked_from.trajectory_id)}>another run</a>;
+      ${data.forked_from ? html`<p class="small">Forked from <a href=${to(data.forked_from.trajectory_id)}>another run</a>;${" "}
         <a href=${hrm.link("compare", { place, a: data.forked_from.trajectory_id, b: header.trajectory })}>compare both</a>.</p>` : null}
       <${More} data=${data} place=${place} />
     </section>`;
@@ -181,7 +181,8 @@
       return () => { gone = true; };
     }, [wanted, moments.total === null]);
     const position_now = position ?? Math.max(0, (moments.total || 1) - 1);
-    const settled = hrm.useSettled(position_now), moment = moments.total ? moments.at(settled) : null;
+    const placed = moments.total && (position !== null || !wanted || found === wanted);
+    const settled = hrm.useSettled(placed ? position_now : null), moment = moments.total && settled !== null ? moments.at(settled) : null;
     const steady = settled === position_now && (!wanted || found === wanted); // else a link would lead to another moment
     const pending = useRef(null);
     const move = (next) => {

@@ -101,13 +101,19 @@
       <button class="quiet" onClick=${() => set(true)}>Whole prompt <small>(${hrm.ui.format.count(of.chars)} characters)</small></button>`;
   }
 
+  /* Which part of a training a group is of, by its name: `RUN/step-4/0` is of step 5. */
+  function stage_of(group) {
+    const found = /\/(?:step-(\d+)|(eval-[^/]+))\/\d+$/.exec(group);
+    return found && (found[1] ? `step ${Number(found[1]) + 1}` : found[2]);
+  }
+
   // <Group group place sort filters chosen choose>
-  function Group({ group, place, sort, filters, chosen, choose, level = 2 }) {
+  function Group({ group, place, sort, filters, chosen, choose, stage, level = 2 }) {
     const shown = chosen_of(group.rollouts, filters);
     if (!shown.length) return null;
     const by = (SORTS[sort] || SORTS[""])[1];
     const { task } = group;
-    const heading = html`<${Text} of=${task.family} clip=${60} /> <small class="mono"><${Text} of=${task.id} clip=${60} /></small>`;
+    const heading = html`<${Text} of=${task.family} clip=${60} /> <small class="mono"><${Text} of=${task.id} clip=${60} /></small>${stage && stage_of(group.group) && html` <small><${Text} of=${stage_of(group.group)} clip=${40} /></small>`}`;
     const reason = group.rejected && (group.rejected.text ?? group.rejected);
     return html`<section class="group" aria-label=${`Group ${hrm.ui.plain(group.group)}`}>
       <header class="group-head">
