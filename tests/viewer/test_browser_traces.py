@@ -293,6 +293,8 @@ def test_the_copy_opens_from_its_files_alone(trained_run: Path, browsing: Browsi
     site = browsing.export(trained_run, tmp_path / "copy")
     page = site.open("trajectory", place=site.place, id=id_)
     tree = page.get_by_role("tree", name="Steps")
+    expect(page.get_by_role("link", name="Sibling")).not_to_have_count(0)
+    expect(page.get_by_role("link", name="Compare with")).to_have_count(0)  # a copy holds no comparison of siblings
     tree.focus()
     page.keyboard.press("Home")
     page.get_by_role("slider", name="Checkpoint").fill("0")

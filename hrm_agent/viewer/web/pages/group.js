@@ -10,7 +10,7 @@
   function useChoice(place) {
     const [chosen, set] = useState([]);
     const choose = (id) => set(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id].slice(-2));
-    const button = html`<button class="main" disabled=${chosen.length !== 2} title="Choose two siblings by their boxes" onClick=${() => hrm.go("compare", { place, a: chosen[0], b: chosen[1] })}>
+    const button = !hrm.api.is_static() && html`<button class="main" disabled=${chosen.length !== 2} title="Choose two siblings by their boxes" onClick=${() => hrm.go("compare", { place, a: chosen[0], b: chosen[1] })}>
       Compare${chosen.length ? ` (${chosen.length} of 2)` : " two"}</button>`;
     return { chosen, choose, button };
   }
@@ -172,7 +172,7 @@
           <label>Task or id <input type="search" value=${text} onInput=${(event) => set_text(event.target.value)} /></label>
           <${Select} label="Status" value=${status} of=${values("status")} on=${set_status} />
           <${Select} label="Verdict" value=${verdict} of=${values("verdict")} on=${set_verdict} />
-          <span role="status">${format.count(shown.length)}${shown.length === total ? "" : ` of ${format.count(total)}`} trajectories${done ? "" : ", reading"}</span>
+          <span role="status">${format.count(shown.length)}${shown.length === total ? "" : ` of ${format.count(total)}`} ${total === 1 ? "trajectory" : "trajectories"}${done ? "" : ", reading"}</span>
         </div>
         ${shown.length ? html`<${Table} rows=${shown} columns=${columns} id=${(row) => row.seq} label="Trajectories" order=${order} on_order=${set_order}
           href=${(row) => hrm.link("trajectory", { place, id: row.trajectory })} mark=${(row) => (row.verdict && row.verdict !== "kept" ? "dim" : "")} />` : html`<${Empty}>None matches.</${Empty}>`}

@@ -55,6 +55,7 @@
     if (siblings.length < 2 || at < 0) return null;
     const to = (other) => hrm.link("trajectory", { place, id: other });
     const [before, after] = [siblings[at - 1], siblings[at + 1]];
+    const pair = { place, a: id, b: after || before };
     const arrow = (other, sign, word, key) => (other
       ? html`<a class="step-link" href=${to(other)} title=${`${word} (${key})`}><span aria-hidden="true">${sign}</span><span class="unseen">${word}</span></a>`
       : html`<span class="step-link muted" aria-hidden="true">${sign}</span>`);
@@ -62,7 +63,7 @@
       ${arrow(before, "◂", "Sibling before", "k")}
       <span class="muted">${at + 1} of ${siblings.length}</span>
       ${arrow(after, "▸", "Sibling after", "j")}
-      <a href=${hrm.link("compare", { place, a: id, b: after || before })}>Compare with ${after ? "next" : "the one before"}</a>
+      ${hrm.api.has("compare", pair) ? html`<a href=${hrm.link("compare", pair)}>Compare with ${after ? "next" : "the one before"}</a>` : null}
     </nav>`;
   }
 

@@ -65,7 +65,7 @@
   function columns({ place, chosen, choose, judged }) {
     const reason = (rollout) => rollout.reason || rollout.error || (rollout.verdict === null && rollout.stop_reason ? rollout.stop_reason.replaceAll("_", " ") : null);
     const made = [
-      { key: "choose", label: "", spoken: "Choose", width: "1.2rem", wide: true, render: (one) => html`<input type="checkbox" aria-label=${`Choose sample ${one.sample} to compare`} checked=${chosen.includes(one.trajectory)} onChange=${() => choose(one.trajectory)} />` },
+      { key: "choose", label: "", spoken: "Choose", width: "1.2rem", wide: true, render: (one) => !hrm.api.is_static() && html`<input type="checkbox" aria-label=${`Choose sample ${one.sample} to compare`} checked=${chosen.includes(one.trajectory)} onChange=${() => choose(one.trajectory)} />` },
       { key: "sample", label: "#", width: "2rem", align: "right", wide: true, help: "sample", render: (one) => html`<a href=${hrm.link("trajectory", { place, id: one.trajectory })} aria-label=${`Sample ${one.sample}: the trajectory`}>${one.sample}</a>` },
       { key: "verdict", label: "Verdict", width: "7.4rem", first: true, render: (one) => (one.verdict ? html`<${Badge} of=${one.verdict}>${one.verdict === "group_rejected" ? "rejected" : undefined}</${Badge}>` : html`<${Badge} of=${one.status} />`) },
       { key: "reward", label: "Reward", width: "5.6rem", first: true, align: "right", render: (one) => html`<${Reward} rollout=${one} />` },
