@@ -82,6 +82,34 @@ def test_a_trained_rollout_is_read_from_its_steps_to_its_tokens(
     expect(page).not_to_have_url(re.compile(id_))
 
 
+def test_a_link_in_another_tab_and_the_address_of_a_checkpoint_show_what_they_name(
+    trained_run: Path, browsing: Browsing
+) -> None:
+    site = browsing.serve(trained_run)
+    page = site.open("trajectory", place=site.place, id=rollout_with_a_tool(trained_run))
+    page.get_by_role("slider", name="Checkpoint").fill("1")
+    expect(page).to_have_url(re.compile("moment="))
+    with page.context.expect_page() as opened:
+        page.get_by_role("navigation", name="Where this is").get_by_role("link").nth(1).click(modifiers=["Control"])
+    expect(opened.value.get_by_role("slider", name="Accuracy")).to_be_visible()  # it got the token of the first tab
+    opened.value.goto(page.url)
+    assert opened.value.locator(".as-of").inner_text() == "As of checkpoint 2"  # at once
+
+
+def test_the_address_of_curves_of_a_run_without_steps_leads_to_its_groups(tmp_path: Path, browsing: Browsing) -> None:
+    (tmp_path / "config.toml").write_text('command = "collect"\n')
+    with open_store(tmp_path / "store.db") as store:
+        store.journal.write_trajectory(make_trajectory(calls=(), tool_calls=(), run_id="collected"))
+    page = browsing.serve(tmp_path).open("runs")
+    page.get_by_role("link", name="collected").click()
+    page.get_by_role("link", name="Trajectories").click()
+    page.locator(".row a").first.click()
+    page.get_by_role("navigation", name="Where this is").get_by_role("link", name="collected").click()
+    expect(page.get_by_role("link", name="Groups")).to_have_attribute("aria-current", "page")
+    page.go_back()
+    expect(page.get_by_role("tree", name="Steps")).to_be_visible()
+
+
 def test_tokens_are_shaded_moved_over_and_copied_as_they_were_seen(trained_run: Path, browsing: Browsing) -> None:
     id_ = rollout_with_a_tool(trained_run)
     with open_store(trained_run / "store.db") as store:
@@ -145,7 +173,8 @@ def test_an_edited_tool_result_is_forked_and_both_ways_are_compared(
         (fork,) = store.journal.forks_of(id_)
     assert fork.forked_from is not None and fork.forked_from.trajectory_id == id_
     page.get_by_role("link", name="Open the fork").click()
-    expect(page.get_by_text("Forked from")).to_be_visible()
+    expect(page.get_by_text("Forked from another run; compare both.")).to_be_visible()
+    expect(page.get_by_role("link", name=f"{site.place}: single runs")).to_be_visible()
     site.go(page, "trajectory", place=site.place, id=id_)
     expect(page.locator(".tree-row.fork")).to_contain_text(fork.thread_id)
 
@@ -264,6 +293,8 @@ def test_the_copy_opens_from_its_files_alone(trained_run: Path, browsing: Browsi
     site = browsing.export(trained_run, tmp_path / "copy")
     page = site.open("trajectory", place=site.place, id=id_)
     tree = page.get_by_role("tree", name="Steps")
+    expect(page.get_by_role("link", name="Sibling")).not_to_have_count(0)
+    expect(page.get_by_role("link", name="Compare with")).to_have_count(0)  # a copy holds no comparison of siblings
     tree.focus()
     page.keyboard.press("Home")
     page.get_by_role("slider", name="Checkpoint").fill("0")

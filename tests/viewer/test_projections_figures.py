@@ -218,6 +218,7 @@ def test_tokens_are_the_path_of_the_call(ask: Ask, place: Place) -> None:
     assert found["logprob"][-1] == pytest.approx(call.logprobs[-1], abs=1e-6)
     part = ask("tokens", call=call.id, **{"from": "3", "to": "9"})
     assert part["ids"] == found["ids"][3:9] and part["truncated"] and found["entropy"] is None
+    assert not found["analysis"]["there"] and found["analysis"]["steps"] in ("1", "2", "3")
 
 
 def test_an_analysis_is_shown_where_there_is_one(ask: Ask, trained_run: Path, tmp_path: Path) -> None:
@@ -237,7 +238,10 @@ def test_an_analysis_is_shown_where_there_is_one(ask: Ask, trained_run: Path, tm
     (tmp_path / "store.url").write_text(str(trained_run / "store.db"))
     place = Place("copy", str(tmp_path), tmp_path)
     found = tokens(place, call["id"])
+    other = next(row[1] for row in ask("trajectories", run="small")["rows"] if row[1] != id_)
+    without = tokens(place, next(each["id"] for each in ask("items", id=other)["items"] if each["kind"] == "call"))
     place.close()
+    assert without["entropy"] is None and without["analysis"]["there"] and without["analysis"]["steps"]
     assert found["entropy"][-1] == 0.5 and found["marks"][-1] == "forking" and found["entropy"][0] is None
 
 

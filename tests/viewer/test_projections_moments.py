@@ -16,11 +16,14 @@ from typing_extensions import TypedDict
 from hrm_agent.cli.common.tree import tree_data
 from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import open_store
+from hrm_agent.trajectory import StopReason
 from hrm_agent.viewer.json_text import NotThere, json_text
 from hrm_agent.viewer.places import Place
 from hrm_agent.viewer.projections.graph import graph
 from hrm_agent.viewer.projections.moments import moments
 from hrm_agent.viewer.projections.state import moment
+from hrm_agent.viewer.projections.trajectory import commands_of
+from tests.support.trajectory.samples import make_trajectory
 
 
 class _State(TypedDict):
@@ -111,3 +114,9 @@ def test_observed_transitions(place: Place) -> None:
     taken = {(edge["from"], edge["to"]): edge["taken"] for edge in found["edges"]}
     assert found["source"] == "observed" and taken["__start__", "work"] == 1
     assert taken["work", "inside"] >= 4 and taken["inside", "ask"] >= 1
+
+
+def test_a_run_that_waits_says_how_it_is_answered(place: Place) -> None:
+    asked = make_trajectory(stop_reason=StopReason.INTERRUPT, thread_id="a thread")
+    assert commands_of(place, asked)["resume"].startswith("hrm-agent resume 'a thread' --answer ")
+    assert "resume" not in commands_of(place, make_trajectory())

@@ -15,7 +15,7 @@ from hrm_agent.store.summaries import overlays_of
 from hrm_agent.store.token_paths import CallTokens, call_tokens, path_of_call
 from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
 from hrm_agent.viewer.json_text import NotThere, foreign, short
-from hrm_agent.viewer.projections.groups import Damaged, overlay_data
+from hrm_agent.viewer.projections.groups import Damaged, overlay_data, step_begun_for
 from hrm_agent.viewer.projections.token_texts import token_texts
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ __all__ = ["tokens"]
 
 _MOST = 100_000
 """Tokens of one answer."""
+_ANALYSED = "analysis/tokens.jsonl"
+"""What an analysis leaves in the run's folder."""
 _MOST_BYTES = 1 << 28
 """Of the file of an analysis."""
 
@@ -76,6 +78,11 @@ def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") 
         **columns,
         "text": spelled,
         **_analysis(place.folder, ids, starts, (first, last)),
+        "analysis": {
+            "folder": place.folder is not None,
+            "there": place.folder is not None and (place.folder / _ANALYSED).is_file(),
+            "steps": _steps_word(header),
+        },
         "verdict": overlay.verdict.value if overlay else None,
         "reason": overlay_data(overlay)["reason"],
         "temperature": sampling.temperature if sampling else None,
@@ -195,6 +202,15 @@ def _analysis(folder: Path | None, ids: Sequence[str], starts: Sequence[int], sp
     return {"entropy": entropy, "marks": marks}
 
 
+def _steps_word(header: Trajectory | None) -> str | None:
+    """What `hrm-agent analyze --steps` calls the part of the run that the trajectory is of; None outside of a run."""
+    if header is None or not header.run_id:
+        return None
+    step = step_begun_for(header.run_id, header.group_id)
+    part = header.group_id.removeprefix(f"{header.run_id}/").partition("/")[0]
+    return str(step) if step is not None else part if part.startswith("eval-") else None
+
+
 def _list(line: Mapping[str, Any] | None, name: str) -> list[Any]:
     found: Any = line.get(name) if line is not None else None
     return cast("list[Any]", found) if isinstance(found, list) else []
@@ -202,7 +218,7 @@ def _list(line: Mapping[str, Any] | None, name: str) -> list[Any]:
 
 def _analysed(folder: Path | None, ids: set[str]) -> dict[str, dict[str, Any]]:
     """The lines of these calls. Others are passed over unread: an id stands at the beginning of its line."""
-    path = folder / "analysis" / "tokens.jsonl" if folder is not None else None
+    path = folder / _ANALYSED if folder is not None else None
     found: dict[str, dict[str, Any]] = {}
     with suppress(OSError):
         if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES:

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
-from hrm_agent.trajectory import CallUsage, RunStatus, ToolStatus, Trajectory
+from hrm_agent.trajectory import CallUsage, RunStatus, StopReason, ToolStatus, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.groups import Damaged, overlay_data, task_data
@@ -165,7 +165,9 @@ def commands_of(place: Place, header: Trajectory) -> dict[str, str]:
     """What to type in a terminal."""
     store, thread = shlex.quote(place.where), shlex.quote(header.thread_id)
     id_ = shlex.quote(header.id)
+    waits = header.stop_reason is StopReason.INTERRUPT
     return {
+        **({"resume": f"hrm-agent resume {thread} --answer ANSWER --store {store}"} if waits else {}),
         "show": f"hrm-agent show {id_} --store {store}",
         "history": f"hrm-agent history {thread} --store {store}",
         "replay": f"hrm-agent replay {id_} --store {store}",

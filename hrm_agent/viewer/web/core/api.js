@@ -10,6 +10,22 @@
     history.replaceState(null, "", `${location.pathname}#${given.get("route") || "/"}`);
   }
 
+  // A tab that a link was opened in has no token: browsers give it an empty storage. One that is open tells it.
+  const TABS_ANSWER = 1000; // milliseconds
+  const token_of = () => sessionStorage.getItem("hrm-token");
+  const ready = new Promise((resolve) => {
+    if (location.protocol === "file:" || !globalThis.BroadcastChannel) return void resolve();
+    const tabs = new BroadcastChannel("hrm-token");
+    tabs.onmessage = ({ data }) => {
+      if (data === null && token_of()) tabs.postMessage(token_of());
+      if (typeof data === "string" && !token_of()) sessionStorage.setItem("hrm-token", data);
+      if (token_of()) resolve();
+    };
+    if (token_of()) return void resolve();
+    tabs.postMessage(null);
+    setTimeout(resolve, TABS_ANSWER);
+  });
+
   class ApiError extends Error {
     constructor(message, hint, status) {
       super(message);
@@ -66,7 +82,7 @@
   }
 
   function headers(more) {
-    const token = sessionStorage.getItem("hrm-token");
+    const token = token_of();
     return { ...(token ? { Authorization: `Bearer ${token}` } : {}), ...more };
   }
 
@@ -109,10 +125,13 @@
     has: (name, params) => hrm.files === null || hrm.stored.has(key(name, params)) || key(name, params) in hrm.files,
     can_fork: () => sessionStorage.getItem("hrm-fork-token") !== null,
     headers,
+    // Resolves once there is a token, or nobody has one.
+    ready,
     url: (name, params) => `api/v1/${name}?${query(params)}`,
     cached: (name, params) => kept.get(`${name}?${query(params)}`),
     async get(name, params, { signal } = {}) {
       if (hrm.files !== null) return get_static(name, params);
+      await ready;
       const value = await answer(fetch(hrm.api.url(name, params), { headers: headers(), signal }));
       keep(`${name}?${query(params)}`, value);
       return value;

@@ -41,6 +41,7 @@
     });
 
   async function read_once() {
+    await hrm.api.ready;
     reading = new AbortController();
     const response = await fetch("api/v1/events", { headers: hrm.api.headers(), signal: reading.signal });
     if (!response.ok) return false;

@@ -25,9 +25,10 @@
       if (!known(value)) return "–";
       if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
       if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
-      if (value < 60) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
-      const minutes = Math.floor(value / 60);
-      return minutes < 60 ? `${minutes} min ${Math.round(value % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+      if (value < 59.95) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
+      const whole = Math.round(value);
+      const minutes = Math.floor(whole / 60);
+      return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
     },
     bytes(value) {
       if (!known(value)) return "–";

@@ -253,6 +253,8 @@
       [data, loaded, params.with],
     );
     const open = data && data.kind !== "train sft" ? (step) => step >= 1 && hrm.go("step", { place, run, step }) : undefined;
+    const none = data && !data.steps.length && !/^(train|demo)/.test(data.kind);
+    useEffect(() => { if (none) hrm.go("groups", { place, run }, { replace: true }); }, [none]); // a run that takes no steps
     const rewards = useMemo(() => (data ? rewards_of(data) : []), [data]);
     const weight = Math.min(0.95, Number(smoothing) || 0);
     const marks = useMemo(() => (data ? data.stages.map(({ step, name: text }) => ({ x: step, text })) : []), [data && JSON.stringify(data.stages)]);

@@ -10,19 +10,19 @@
   function useChoice(place) {
     const [chosen, set] = useState([]);
     const choose = (id) => set(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id].slice(-2));
-    const button = html`<button class="main" disabled=${chosen.length !== 2} title="Choose two siblings by their boxes" onClick=${() => hrm.go("compare", { place, a: chosen[0], b: chosen[1] })}>
+    const button = !hrm.api.is_static() && html`<button class="main" disabled=${chosen.length !== 2} title="Choose two siblings by their boxes" onClick=${() => hrm.go("compare", { place, a: chosen[0], b: chosen[1] })}>
       Compare${chosen.length ? ` (${chosen.length} of 2)` : " two"}</button>`;
     return { chosen, choose, button };
   }
 
-  function Groups({ groups, place, on_more }) {
+  function Groups({ groups, place, stage, on_more }) {
     const [{ sort, filters }, controls] = useFilters(groups);
     const [most, set_most] = useState(MORE);
     const { chosen, choose, button } = useChoice(place);
     const found = groups.filter((group) => chosen_of(group.rollouts, filters).length);
     return html`<div class="controls">${controls}${button}</div>
       ${found.length === 0 && html`<${Empty}>No sibling matches.</${Empty}>`}
-      ${found.slice(0, most).map((group) => html`<${Group} key=${group.group} group=${group} place=${place} sort=${sort} filters=${filters} chosen=${chosen} choose=${choose} />`)}
+      ${found.slice(0, most).map((group) => html`<${Group} key=${group.group} group=${group} place=${place} sort=${sort} filters=${filters} chosen=${chosen} choose=${choose} stage=${stage} />`)}
       ${(found.length > most || on_more) && html`<button onClick=${() => { set_most(most + MORE); if (found.length <= most + MORE && on_more) on_more(); }}>More groups${found.length > most ? html` <small>${found.length - most} left</small>` : ""}</button>`}`;
   }
 
@@ -93,7 +93,7 @@
     const groups = useMemo(() => pages.flat(), [pages]);
     return html`<${Page} title=${run_name(place, run)} crumbs=${run_crumbs(place, run)} tabs=${html`<${RunTabs} place=${place} run=${run} current="groups" />`}>
       ${error && html`<${Problem} error=${error} />`}
-      ${loading ? html`<${Loading} />` : groups.length ? html`<${Groups} groups=${groups} place=${place} on_more=${more} />` : !error && html`<${Empty}>No trajectory is on record.</${Empty}>`}
+      ${loading ? html`<${Loading} />` : groups.length ? html`<${Groups} groups=${groups} place=${place} stage on_more=${more} />` : !error && html`<${Empty}>No trajectory is on record.</${Empty}>`}
     </${Page}>`;
   }
 
@@ -172,7 +172,7 @@
           <label>Task or id <input type="search" value=${text} onInput=${(event) => set_text(event.target.value)} /></label>
           <${Select} label="Status" value=${status} of=${values("status")} on=${set_status} />
           <${Select} label="Verdict" value=${verdict} of=${values("verdict")} on=${set_verdict} />
-          <span role="status">${format.count(shown.length)}${shown.length === total ? "" : ` of ${format.count(total)}`} trajectories${done ? "" : ", reading"}</span>
+          <span role="status">${format.count(shown.length)}${shown.length === total ? "" : ` of ${format.count(total)}`} ${total === 1 ? "trajectory" : "trajectories"}${done ? "" : ", reading"}</span>
         </div>
         ${shown.length ? html`<${Table} rows=${shown} columns=${columns} id=${(row) => row.seq} label="Trajectories" order=${order} on_order=${set_order}
           href=${(row) => hrm.link("trajectory", { place, id: row.trajectory })} mark=${(row) => (row.verdict && row.verdict !== "kept" ? "dim" : "")} />` : html`<${Empty}>None matches.</${Empty}>`}

@@ -74,6 +74,15 @@
     return found ? found.where.replace(/\/store\.db$/, "") : place;
   }
 
+  /* The command computes a sample of some steps, so the one that takes in this call names its step. */
+  function NoEntropy({ of, folder }) {
+    const { Text } = hrm.ui, command = html`<code>hrm-agent analyze <${Text} of=${folder} />${of.steps ? html` --steps <${Text} of=${of.steps} />` : ""}</code>`;
+    if (of.there) return html`The analysis on record does not hold this call: it takes some steps, and some rollouts of each.
+      ${" "}${command}${of.steps ? "" : " again"}, with a <code>--limit</code> as large as the number of rollouts, takes it in, in place of that analysis.`;
+    if (!of.folder) return html`Entropy is not recorded while sampling, and shown for runs that have a folder. ${command} with <code>--out</code> writes it to a page of its own.`;
+    return html`Entropy is not recorded while sampling. ${command} computes it, with forking and reflection tokens${of.steps ? "" : ", of some rollouts"}.`;
+  }
+
   /* What keeps a lens from showing anything; null where it shows something. */
   function lacking(lens, columns, place, about) {
     const { facts } = columns, any = (values) => values.some((value) => value != null);
@@ -82,7 +91,7 @@
       hrm.parts.plain(facts.reason) ? html`, <${hrm.ui.Text} of=${hrm.parts.plain(facts.reason)} />` : ""}.`;
     if (lens === "logprob" && !any(columns.logprob)) return "The model gave no log-probs.";
     if (lens === "weight" && !any(columns.weight)) return "No training run gave these tokens a weight.";
-    if (lens === "entropy" && !any(columns.entropy)) return html`Entropy is not recorded while sampling. <code>hrm-agent analyze <${hrm.ui.Text} of=${folderOf(place, about)} /></code> computes it, with forking and reflection tokens.`;
+    if (lens === "entropy" && !any(columns.entropy)) return html`<${NoEntropy} of=${facts.analysis} folder=${folderOf(place, about)} />`;
     return null;
   }
 
@@ -121,7 +130,7 @@
     const { Problem, Text } = hrm.ui, { Switch, copyPlain } = hrm.parts, { facts } = columns;
     const lens = LENSES[params.lens] ? params.lens : "trained";
     const root = useRef(null), view = useRef(null);
-    const [index, setIndex] = useState(Number(params.from) || -1), [hovered, setHovered] = useState(-1);
+    const [index, setIndex] = useState(params.from ? Number(params.from) : -1), [hovered, setHovered] = useState(-1);
     const [problem, setProblem] = useState(null), [, redraw] = useState(0);
     const change = (next) => hrm.go("tokens", { ...hrm.current().params, ...next }, { replace: true });
 

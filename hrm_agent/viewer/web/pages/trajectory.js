@@ -55,6 +55,7 @@
     if (siblings.length < 2 || at < 0) return null;
     const to = (other) => hrm.link("trajectory", { place, id: other });
     const [before, after] = [siblings[at - 1], siblings[at + 1]];
+    const pair = { place, a: id, b: after || before };
     const arrow = (other, sign, word, key) => (other
       ? html`<a class="step-link" href=${to(other)} title=${`${word} (${key})`}><span aria-hidden="true">${sign}</span><span class="unseen">${word}</span></a>`
       : html`<span class="step-link muted" aria-hidden="true">${sign}</span>`);
@@ -62,7 +63,7 @@
       ${arrow(before, "◂", "Sibling before", "k")}
       <span class="muted">${at + 1} of ${siblings.length}</span>
       ${arrow(after, "▸", "Sibling after", "j")}
-      <a href=${hrm.link("compare", { place, a: id, b: after || before })}>Compare with ${after ? "next" : "the one before"}</a>
+      ${hrm.api.has("compare", pair) ? html`<a href=${hrm.link("compare", pair)}>Compare with ${after ? "next" : "the one before"}</a>` : null}
     </nav>`;
   }
 
@@ -79,7 +80,7 @@
         ${wanted ? html`<div><dt>Expected</dt><dd><${Text} of=${expected} clip=${300} /></dd></div>` : null}
       </dl>
       ${plain(header.error) ? html`<p class="warning"><strong>Failed:</strong> <${Text} of=${plain(header.error)} clip=${400} /></p>` : null}
-      ${data.forked_from ? html`<p class="small">Forked from <a href=${to(data.forked_from.trajectory_id)}>another run</a>;
+      ${data.forked_from ? html`<p class="small">Forked from <a href=${to(data.forked_from.trajectory_id)}>another run</a>;${" "}
         <a href=${hrm.link("compare", { place, a: data.forked_from.trajectory_id, b: header.trajectory })}>compare both</a>.</p>` : null}
       <${More} data=${data} place=${place} />
     </section>`;
@@ -181,7 +182,8 @@
       return () => { gone = true; };
     }, [wanted, moments.total === null]);
     const position_now = position ?? Math.max(0, (moments.total || 1) - 1);
-    const settled = hrm.useSettled(position_now), moment = moments.total ? moments.at(settled) : null;
+    const placed = moments.total && (position !== null || !wanted || found === wanted);
+    const settled = hrm.useSettled(placed ? position_now : null), moment = moments.total && settled !== null ? moments.at(settled) : null;
     const steady = settled === position_now && (!wanted || found === wanted); // else a link would lead to another moment
     const pending = useRef(null);
     const move = (next) => {

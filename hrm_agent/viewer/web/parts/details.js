@@ -188,7 +188,8 @@
   /* Where a page is: all runs, the place if it has another name, the run, and what is given. */
   function crumbsOf(place, run, ...more) {
     const of = [{ text: "Runs", href: "#/" }];
-    if (place !== run) of.push({ text: place });
+    if (run === "") of.push({ text: hrm.ui.run_name(place, run), href: hrm.link("groups", { place }) });
+    else if (place !== run) of.push({ text: place });
     if (run) of.push({ text: run, href: hrm.link("run", { place, run }) });
     return [...of, ...more];
   }

@@ -60,13 +60,14 @@
   }
 
   /* The value once it has rested: a slider that is drawn over 5,000 checkpoints asks for the last of them only. */
+  /* null is no value yet: the first one holds at once. */
   function useSettled(value, rest = 120) {
     const [settled, set] = useState(value);
     useEffect(() => {
       const timer = setTimeout(() => set(value), rest);
       return () => clearTimeout(timer);
     }, [value]);
-    return settled;
+    return settled ?? value;
   }
 
   const wordsOf = (moment) => (moment.nodes && moment.nodes.length ? [...new Set(moment.nodes)].join(", ") : moment.source);
@@ -87,7 +88,7 @@
       <p class="moment-told"><strong>${position + 1}</strong><span class="muted">/${total}</span>
         ${moment ? html` after <strong><${Text} of=${wordsOf(moment)} /></strong>
           <span class="muted moment-next"><${Text} of=${then} /></span>
-          ${moment.interrupts && moment.interrupts.length ? html`<span class="warning">waits for a person</span>` : null}` : " …"}</p>
+          ${moment.interrupts && moment.interrupts.length ? html` <span class="warning">waits for a person</span>` : null}` : " …"}</p>
     </div>`;
   }
 

@@ -65,7 +65,7 @@
   function columns({ place, chosen, choose, judged }) {
     const reason = (rollout) => rollout.reason || rollout.error || (rollout.verdict === null && rollout.stop_reason ? rollout.stop_reason.replaceAll("_", " ") : null);
     const made = [
-      { key: "choose", label: "", spoken: "Choose", width: "1.2rem", wide: true, render: (one) => html`<input type="checkbox" aria-label=${`Choose sample ${one.sample} to compare`} checked=${chosen.includes(one.trajectory)} onChange=${() => choose(one.trajectory)} />` },
+      { key: "choose", label: "", spoken: "Choose", width: "1.2rem", wide: true, render: (one) => !hrm.api.is_static() && html`<input type="checkbox" aria-label=${`Choose sample ${one.sample} to compare`} checked=${chosen.includes(one.trajectory)} onChange=${() => choose(one.trajectory)} />` },
       { key: "sample", label: "#", width: "2rem", align: "right", wide: true, help: "sample", render: (one) => html`<a href=${hrm.link("trajectory", { place, id: one.trajectory })} aria-label=${`Sample ${one.sample}: the trajectory`}>${one.sample}</a>` },
       { key: "verdict", label: "Verdict", width: "7.4rem", first: true, render: (one) => (one.verdict ? html`<${Badge} of=${one.verdict}>${one.verdict === "group_rejected" ? "rejected" : undefined}</${Badge}>` : html`<${Badge} of=${one.status} />`) },
       { key: "reward", label: "Reward", width: "5.6rem", first: true, align: "right", render: (one) => html`<${Reward} rollout=${one} />` },
@@ -101,13 +101,19 @@
       <button class="quiet" onClick=${() => set(true)}>Whole prompt <small>(${hrm.ui.format.count(of.chars)} characters)</small></button>`;
   }
 
+  /* Which part of a training a group is of, by its name: `RUN/step-4/0` is of step 5. */
+  function stage_of(group) {
+    const found = /\/(?:step-(\d+)|(eval-[^/]+))\/\d+$/.exec(group);
+    return found && (found[1] ? `step ${Number(found[1]) + 1}` : found[2]);
+  }
+
   // <Group group place sort filters chosen choose>
-  function Group({ group, place, sort, filters, chosen, choose, level = 2 }) {
+  function Group({ group, place, sort, filters, chosen, choose, stage, level = 2 }) {
     const shown = chosen_of(group.rollouts, filters);
     if (!shown.length) return null;
     const by = (SORTS[sort] || SORTS[""])[1];
     const { task } = group;
-    const heading = html`<${Text} of=${task.family} clip=${60} /> <small class="mono"><${Text} of=${task.id} clip=${60} /></small>`;
+    const heading = html`<${Text} of=${task.family} clip=${60} /> <small class="mono"><${Text} of=${task.id} clip=${60} /></small>${stage && stage_of(group.group) && html` <small><${Text} of=${stage_of(group.group)} clip=${40} /></small>`}`;
     const reason = group.rejected && (group.rejected.text ?? group.rejected);
     return html`<section class="group" aria-label=${`Group ${hrm.ui.plain(group.group)}`}>
       <header class="group-head">
