@@ -4,13 +4,22 @@
 import os
 import time
 
+
+def fork():
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:  # so many are dying at once that there is no room: a moment later there is
+            pass
+
+
 for _ in range(6):
-    if os.fork() == 0:
+    if fork() == 0:
         os.setsid()
         for turn in range(10**9):
             if turn % 50 == 49:
                 open("/tmp/alive", "w").write(str(time.monotonic()))
-            if os.fork():
+            if fork():
                 os._exit(0)
 x = 1
 # %%
