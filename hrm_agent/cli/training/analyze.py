@@ -85,6 +85,8 @@ def _folder(arguments: argparse.Namespace) -> Path:
         return arguments.out
     if Path(arguments.run).is_dir():
         return Path(arguments.run) / "analysis"
+    if "://" not in arguments.run and not Path(arguments.run).exists():
+        raise ConfigError(f"There is no run at {arguments.run}.", "Name its folder, its store, or an exported file.")
     raise ConfigError(
         f"{arguments.run} is no folder that the analysis could be put into.", "Name one: --out runs/analysis."
     )

@@ -146,6 +146,7 @@ def test_hostile_texts_are_shown_and_do_nothing(hrm: Command) -> None:
     [
         (("nowhere", "--out", "x"), "nowhere"),
         (("store.db",), "Name one: --out"),
+        (("nowhere",), "There is no run at nowhere."),
         (("store.db", "--out", "x"), "There is no ended run on record"),
         (("full", "--policy", "builtin:traind"), "There is no built-in policy 'traind'"),
         (("full", "--policy", "openai:gpt"), "The weights of 'openai:gpt' are not here"),
