@@ -78,7 +78,10 @@ class PlottedRun:
 
 
 def read_run(folder: Path) -> PlottedRun:
-    """The run in a folder. Raises `RunError` where there is none, or it has no steps; `ConfigError`."""
+    """Read the config and metrics of a run folder.
+
+    Raises `RunError` if it is not a run folder or has no metrics yet; `ConfigError` if its `config.toml` is unreadable.
+    """
     config = _config(folder)
     command = str(config.pop(COMMAND_KEY, ""))
     rows, broken = _rows(folder / METRICS_FILE, folder, command)

@@ -155,7 +155,7 @@ class _AnyMessages:
 
 
 def message_of(packed: Packed) -> dict[str, Any]:
-    """The fields of a message of any of LangChain's classes; `unread` for what is none."""
+    """The fields of a serialized LangChain message; for any other value `{"unread": reason}`."""
     try:
         inside: Any = unpacked(packed.data)
     except NeedsItsType:

@@ -1,4 +1,4 @@
-"""A SQLite store that is looked at: whoever looks leaves no trace, and is in nobody's way.
+"""A SQLite store opened read-only: readers make no files beside it and do not block writers.
 
 SQLite's own read-only mode keeps neither promise. A connection to a file in WAL makes `-wal` and `-shm` beside it and
 cannot remove them; while it is open, a writer that closes cannot empty its log into the file, and a copy of the file

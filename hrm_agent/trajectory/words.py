@@ -118,7 +118,7 @@ def _sent(sent: SentSampling) -> str:
 
 
 def tool_call_facts(tool_call: ToolCall) -> str:
-    """How a tool call ended, how long it took, and what was refused to it."""
+    """Status, duration and refused system calls of a tool call, as one line."""
     status = tool_call.status.value if tool_call.status else "under way"
     repeated = f", repeats {tool_call.repeated_of[:8]}" if tool_call.repeated_of else ""
     refused = ", ".join(f"{name} x{count}" for name, count in tool_call.refused.items())

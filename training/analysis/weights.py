@@ -119,7 +119,7 @@ def _check_local(policy: str) -> None:
 
 
 def _step_of(folder: Path) -> int | None:
-    """Steps behind weights, by their manifest; None where there are none."""
+    """Number of optimiser steps, from the checkpoint's manifest; None if the folder holds no weights."""
     if not (folder / "config.json").is_file() and not is_adapter_folder(str(folder)):
         return None
     try:

@@ -54,7 +54,7 @@ _OWN_ENGINES = ("", "builtin", "hf")
 
 
 def root_attributes(run: Trajectory, turn: int, end: TurnEnd, overlay: Overlay | None) -> Attributes:
-    """Of a turn: what was asked for, how it ended, and what was made of it."""
+    """Attributes of a turn's root span: task, status, rewards and the trainer's verdict."""
     scored = run.rewards if turn == 0 else {}
     return _filled(
         {

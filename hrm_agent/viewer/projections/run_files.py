@@ -48,7 +48,7 @@ def config_of(folder: Path | None) -> dict[str, Any]:
 
 
 def json_file(folder: Path | None, name: str) -> dict[str, Any]:
-    """A JSON object in the folder; empty where there is none that can be read."""
+    """The JSON object in a file of the folder; empty if the file is missing or does not parse."""
     if folder is None:
         return {}
     with suppress(OSError, ValueError, RecursionError):

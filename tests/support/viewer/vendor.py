@@ -35,7 +35,7 @@ class VendoredFile(NamedTuple):
 
 
 class VendoredPackage(NamedTuple):
-    """A package of npm, and what is taken of it."""
+    """An npm package and the files that are vendored from it."""
 
     name: str
     """On npm, with its scope."""
