@@ -5,9 +5,15 @@ A hundred thousand: `python -m tests.support.environment.soak`.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.support.environment.soak import ROUNDS, Report, Sample, soak
+from tests.environment.attacks.host import descendants
+from tests.support.environment.soak import ROUNDS, Report, Sample, sample, soak
 
 pytestmark = pytest.mark.whole
 
@@ -27,6 +33,21 @@ async def test_hundreds_of_calls_are_answered_rightly() -> None:
     assert sum(report.statuses.values()) == 160
     assert report.kinds["attack"] > 0
     assert report.wrong == []
+
+
+def test_what_another_test_runs_is_not_counted(tmp_path: Path) -> None:
+    """A Ray cluster, say, that stood below the same process before."""
+    known = descendants(os.getpid())
+    hold = "held = b'x' * 2**26; print(flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-S", "-c", hold], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"\n"
+        counted = sample(tmp_path, known)
+        beside = sample(tmp_path, known | {other.pid})
+        other.communicate(b"\n")
+    assert counted.processes == beside.processes + 1
+    assert counted.below_mib > beside.below_mib + 64
 
 
 def test_a_leak_would_be_seen() -> None:

@@ -29,7 +29,7 @@ from tests.environment.attacks.host import PATIENCE_SECONDS, Host, descendants, 
 from tests.environment.attacks.snippets import CORPUS, DEFAULTS, Call, read_folder
 from tests.environment.attacks.trial import warm_up
 
-__all__ = ["Report", "Sample", "soak"]
+__all__ = ["Report", "Sample", "sample", "soak"]
 
 CLIENTS, SLOTS = 8, 4
 ROUNDS = 20
@@ -57,7 +57,7 @@ class Sample:
     host_mib: float
     """Resident, of this process."""
     below_mib: float
-    """Of all processes below: what they share counts once."""
+    """Of the processes that the soak has started, without pages of files: what they share counts once."""
 
 
 ALLOWED = Sample(0, 0, 0, 0, 0, 12.0, 24.0)
@@ -184,9 +184,10 @@ def _temporary_folder() -> Iterator[Path]:
             tempfile.tempdir = before
 
 
-def _sample(folder: Path) -> Sample:
+def sample(folder: Path, known: set[int]) -> Sample:
+    """What there is now. `known`: processes that stood below this one before, such as servers of other tests."""
     gc.collect()
-    below = descendants(os.getpid())
+    below = descendants(os.getpid()) - known
     links = [_link(descriptor) for descriptor in Path("/proc/self/fd").iterdir()]
     return Sample(
         processes=len(below),
@@ -195,7 +196,7 @@ def _sample(folder: Path) -> Sample:
         temporary_files=sum(1 for _ in folder.rglob("*")),
         threads=threading.active_count(),
         host_mib=resident_bytes() / MIB,
-        below_mib=sum(map(_proportional_bytes, below)) / MIB,
+        below_mib=sum(map(_own_bytes, below)) / MIB,
     )
 
 
@@ -206,10 +207,11 @@ def _link(descriptor: Path) -> str:
         return ""
 
 
-def _proportional_bytes(pid: int) -> int:
+def _own_bytes(pid: int) -> int:
+    """Anonymous and shared memory. A share of a file's pages changes with who else has the file mapped."""
     with suppress(OSError):
-        if found := re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE):
-            return int(found[1]) * 1024
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return sum(int(kib) for kib in re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+)", rollup, re.MULTILINE)) * 1024
     return 0
 
 
@@ -224,7 +226,7 @@ async def soak(calls: int, *, rounds: int = ROUNDS, show: bool = False) -> Repor
         for number in range(rounds):
             await asyncio.gather(*(client.make(calls // rounds // CLIENTS, report) for client in clients))
             await asyncio.sleep(REST_SECONDS)
-            report.samples.append(_sample(folder))
+            report.samples.append(sample(folder, before))
             if show:
                 print(f"{number + 1:3} {time.monotonic() - start:7.1f} s  {report.samples[-1]}", flush=True)
         report.wrong += [f"the host: {complaint}" for complaint in host.complaints()]
