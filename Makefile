@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two processes of tests a core, for many wait for a process that they have started; at most eight.
 WORKERS ?= $(shell n=$$(( 2 * $$(nproc) )); echo $$(( n < 8 ? n : 8 )))
 TOGETHER := -n $(WORKERS) --dist worksteal
-BENCHMARKS := training_step engine engine_share rollout_profile environment store orchestration processes ray_workers chunking demo retrieval_index retrieval_shown arc_policy rescoring anyones_agents distillation learning simulate viewer
+BENCHMARKS := training_step engine engine_share rollout_profile environment store orchestration processes ray_workers chunking demo retrieval_index retrieval_shown arc_policy rescoring anyones_agents distillation learning simulate viewer on_gpu
 
 .DEFAULT_GOAL := help
 .PHONY: help python setup demo system check quick test slow vllm lint format policy bench docs site clean

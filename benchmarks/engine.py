@@ -53,9 +53,17 @@ def make_prompts(requests: int) -> list[tuple[int, ...]]:
     return [prompts[i // SAMPLES] for i in range(requests)]
 
 
+def settle() -> None:
+    """Wait for what a GPU has yet to do."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def timed(name: str, tokens: int, work: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
+    settle()
     clock, cpu = time.perf_counter(), time.process_time()
     result = work()
+    settle()
     seconds, cpu_seconds = time.perf_counter() - clock, time.process_time() - cpu
     row = {"way": name, "tokens": tokens, "tok_s": tokens / seconds, "tok_cpu_s": tokens / cpu_seconds}
     return row, result
@@ -68,7 +76,7 @@ def run_floor(model: Any, requests: int, turn: str, length: int) -> dict[str, An
     rows.known[:], rows.cached[:], rows.kind[:] = length + 1, length, SAMPLING
     step = rows.plan()
     assert step is not None
-    mask = torch.zeros(1, 1, 1, 1)
+    mask = torch.zeros(1, 1, 1, 1, device=model.device)
 
     def forward() -> None:
         with torch.inference_mode():
@@ -85,7 +93,7 @@ def run_floor(model: Any, requests: int, turn: str, length: int) -> dict[str, An
     return timed(f"floor, {turn} turn", requests * ANSWER, forward)[0]
 
 
-def run_engine(model: Any, prompts: list[tuple[int, ...]], threads: int) -> list[dict[str, Any]]:
+def run_engine(model: Any, prompts: list[tuple[int, ...]], threads: int | None) -> list[dict[str, Any]]:
     def ask(texts: list[tuple[int, ...]]) -> list[Completion]:
         sampling = [Sampling(seed=i, max_tokens=ANSWER) for i in range(len(texts))]
         futures = [engine.submit(GenerationRequest(text, one)) for text, one in zip(texts, sampling, strict=True)]
@@ -103,7 +111,7 @@ def run_engine(model: Any, prompts: list[tuple[int, ...]], threads: int) -> list
 
 
 def run_generate(model: Any, prompts: list[tuple[int, ...]]) -> dict[str, Any]:
-    ids = torch.tensor(prompts)
+    ids = torch.tensor(prompts, device=model.device)
     options = {"do_sample": True, "max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "pad_token_id": 0}
 
     def generate() -> Any:

@@ -148,12 +148,18 @@ Step = Callable[[], float]
 """Takes one optimiser step and returns the gradient's norm."""
 
 
-def ours(trajectories: Sequence[Trajectory], overlays: Sequence[Overlay], forward: ForwardName) -> Step:
-    model = small_qwen3()
+def ours(
+    trajectories: Sequence[Trajectory],
+    overlays: Sequence[Overlay],
+    forward: ForwardName,
+    model: PreTrainedModel | None = None,
+    budget: int = TOKEN_BUDGET,
+) -> Step:
+    model = model or small_qwen3()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.01)
 
     def step() -> float:
-        batches = build_batches(trajectories, overlays, token_budget=TOKEN_BUDGET, forward=forward)
+        batches = build_batches(trajectories, overlays, token_budget=budget, forward=forward)
         return policy_update(model, optimizer, batches, loss=LossOptions(old_logprobs="engine"))["grad_norm"]
 
     return step

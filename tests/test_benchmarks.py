@@ -28,6 +28,7 @@ QUICK = {
     "environment.load": "--quick",
     "environment.queue": "--quick",
     "learning": "--quick --seeds 1 --problems 2 --only together",
+    "on_gpu": "--quick",
     "orchestration": "--conversations 2 --repeats 1",
     "processes": "--problems 8 --repeats 1",
     "ray_workers": "--nodes 1 --rollouts 8 --burn 1 --wait 10",

@@ -108,7 +108,8 @@ def test_the_adapter_alone_changes_and_the_engine_samples_with_it(policy: str, t
 def test_the_reference_is_the_model_without_its_adapter_and_no_second_one(policy: str) -> None:
     ours = learner(policy=policy, kl_coef=0.1, lora_dropout=0.2)
     batch = batch_of(ours.engine)
-    options = replace(parse_model(policy).options, dtype="float32", device="cpu")
+    batch = batch.to(ours.accelerator.device)
+    options = replace(parse_model(policy).options, dtype="float32", device=str(ours.accelerator.device))
     original, _ = load_for_answers(model_folder(MODEL), options)
     first = ours.update([batch], 0.02)
     assert first["kl_reference"] == pytest.approx(0.0, abs=1e-4)
@@ -156,7 +157,7 @@ def test_in_bfloat16_engine_and_trainer_have_the_same_weights_and_learn(
 ) -> None:
     ours = learner(dtype="bfloat16", **keys)
     assert {each.dtype for each in ours.model.parameters()} == types
-    batch = batch_of(ours.engine)
+    batch = batch_of(ours.engine).to(ours.accelerator.device)
     rates = [2e-4] * 6
     rows = [ours.update([batch], rate) for rate in rates]
     assert rows[0]["engine_difference"] < 0.03, "as far as rounding goes"

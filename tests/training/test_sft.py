@@ -99,10 +99,10 @@ def test_only_the_policys_own_tokens_are_learnt(tokenizer, codec):
     rows = train_sft(model, codec, [lesson], SHORT.model_copy(update={"steps": 40, "batch_size": 1}))
     assert rows[-1]["loss"] < 0.05
     (example,) = tokenize(lesson, codec)
-    ids = torch.tensor([example.token_ids])
+    ids = torch.tensor([example.token_ids], device=model.device)
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:], reduction="none")
-    own = torch.tensor(example.mask[1:])
+    own = torch.tensor(example.mask[1:], device=model.device)
     assert loss[own].mean() < 0.05 < 1 < loss[~own].mean()
 
 

@@ -21,10 +21,11 @@ from torch import Tensor
 
 __all__ = ["AttentionPlan", "AttentionRows", "RoundRows", "Run", "runs_of"]
 
-BLOCK = 160
+BLOCK, BLOCK_ON_GPU = 160, 512
 """Most queries of a job."""
-ROUND_PRODUCTS = 2**16
-"""Most pairs of a query and a key in a round, for each head: then it stays in a cache."""
+ROUND_PRODUCTS, ROUND_PRODUCTS_ON_GPU = 2**16, 2**22
+"""Most pairs of a query and a key in a round, for each head: on a CPU it then stays in a cache, on a GPU kernels are
+launched less often."""
 PADDING = 1.15
 """Pairs in a round, over those that are needed."""
 
@@ -153,8 +154,9 @@ class AttentionPlan:
         """Tokens on the longest path."""
         self._size = max(run.stop for run in runs)
         self._device = device
-        jobs = sorted(_jobs(runs, asking), key=lambda job: (len(job.queries), job.keys, job.prefix))
-        self._rounds = [self._round(group) for group in _grouped(jobs)]
+        block, products = (BLOCK, ROUND_PRODUCTS) if _is_cpu(device) else (BLOCK_ON_GPU, ROUND_PRODUCTS_ON_GPU)
+        jobs = sorted(_jobs(runs, asking, block), key=lambda job: (len(job.queries), job.keys, job.prefix))
+        self._rounds = [self._round(group) for group in _grouped(jobs, products)]
         self._made: dict[tuple[int, int], AttentionRows] = {}
 
     @property
@@ -227,9 +229,13 @@ def _prefixes(jobs: Sequence[_Job]) -> Iterator[tuple[slice, Intervals]]:
         first = last
 
 
-def _jobs(runs: Sequence[Run], asking: np.ndarray | None) -> Iterator[_Job]:
+def _is_cpu(device: torch.device | str) -> bool:
+    return torch.device(device).type == "cpu"
+
+
+def _jobs(runs: Sequence[Run], asking: np.ndarray | None, block: int) -> Iterator[_Job]:
     for run in runs:
-        count = -(-(run.stop - run.start) // BLOCK)
+        count = -(-(run.stop - run.start) // block)
         bounds = [run.start + (run.stop - run.start) * i // count for i in range(count + 1)]
         for start, stop in pairwise(bounds):
             queries = np.arange(start, stop)
@@ -240,14 +246,14 @@ def _jobs(runs: Sequence[Run], asking: np.ndarray | None) -> Iterator[_Job]:
                 yield _Job(queries, (start, int(queries[-1]) + 1), prefix)
 
 
-def _grouped(jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
-    """Neighbours that are of like size."""
+def _grouped(jobs: Sequence[_Job], products: int) -> Iterator[list[_Job]]:
+    """Neighbours that are of like size, with at most so many products for each head."""
     group: list[_Job] = []
     width = length = needed = 0
     for job in jobs:
         wider, longer = max(width, len(job.queries)), max(length, job.keys)
         more, all_needed = (len(group) + 1) * wider * longer, needed + len(job.queries) * job.keys
-        if group and (more > ROUND_PRODUCTS or more > PADDING * all_needed + 1024 * len(group)):
+        if group and (more > products or more > PADDING * all_needed + 1024 * len(group)):
             yield group
             group, wider, longer, all_needed = [], len(job.queries), job.keys, len(job.queries) * job.keys
         group.append(job)

@@ -20,6 +20,8 @@ __all__ = ["entropies_from_hidden", "entropies_of", "logprobs_from_hidden"]
 
 CHUNK_ELEMENTS = 2**23
 """Logits computed at once: 32 MiB in single precision."""
+CHUNK_ELEMENTS_ON_GPU = 2**26
+"""There each chunk costs a pass over the gradient of the output layer's weight, which is as large as the layer."""
 KEPT_ELEMENTS = 2**23
 """Most probabilities that are kept for the backward pass."""
 
@@ -179,7 +181,7 @@ def _logits(
 
 def _chunks(places: Tensor, count: int, vocabulary: int) -> list[tuple[int, int, Tensor]]:
     """Stretches of the positions, and the entries that are predicted in each."""
-    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    size = max(1, (CHUNK_ELEMENTS_ON_GPU if places.is_cuda else CHUNK_ELEMENTS) // vocabulary)
     order = places.argsort(stable=True)
     starts = range(0, count, size)
     bounds = torch.searchsorted(places[order], torch.tensor([*starts, count], device=places.device)).tolist()

@@ -16,6 +16,7 @@ its own train / eval flag. A trainer may go on using the original.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -116,12 +117,26 @@ def replica(model: Any) -> Any:
             "Serve it by another engine, vLLM for example.",
         )
     cast("Any", AttentionInterface).register(_NAME, _attention)
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    shared |= {id(state): state for state in _states_of_8_bits(model)}
     twin = copy.deepcopy(model, cast("Any", shared))
     for config in (twin.config, twin.config.get_text_config()):
         config._attn_implementation = _NAME
     twin.gradient_checkpointing_disable()
     return twin.eval()
+
+
+def _states_of_8_bits(model: Any) -> Iterator[Any]:
+    """What the layers of 8 bits know of their weights.
+
+    bitsandbytes moves it from a weight to its layer where the layer first runs. A copy of the layer would take it from
+    the original, which shares the weight.
+    """
+    for module in model.modules():
+        if hasattr(module, "init_8bit_state"):
+            if module.weight.CB is not None:
+                module.init_8bit_state()
+            yield module.state
 
 
 def _attention(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from langchain_core.messages import HumanMessage
@@ -95,6 +96,19 @@ def test_in_8_bits_an_answer_does_not_depend_on_its_neighbours(folder: Path) -> 
         alone = engine.submit(GenerationRequest(prompt, Sampling(seed=0, max_tokens=24))).result(60)
     assert list(alone.token_ids) == together[1]
     torch.testing.assert_close(torch.tensor(alone.logprobs), torch.tensor(together[2]), atol=0.02, rtol=1e-4)
+
+
+@pytest.mark.parametrize("load", ["nf4", "int8"])
+def test_a_model_beside_its_engine_answers_as_alone(folder: Path, load: str) -> None:
+    model, tokenizer = load_for_answers(str(folder), LoadOptions(load, device="cpu"))
+    alone, _ = load_for_answers(str(folder), LoadOptions(load, device="cpu"))
+    for name in ("first", "second"):
+        with TransformersEngine(model, tokenizer, name=name) as engine:
+            conversations = sampled(engine)
+        assert np.isfinite([each for _, _, logprobs in conversations for each in logprobs]).all()
+    ids = torch.tensor([conversations[0][0]])
+    with torch.inference_mode():
+        torch.testing.assert_close(model(input_ids=ids).logits, alone(input_ids=ids).logits, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
