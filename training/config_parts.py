@@ -61,8 +61,8 @@ class RolloutPart(ConfigPart):
     ray: str | None = None
     """Ray cluster that these processes are spread over, as HOST:PORT, auto or local; none: this machine."""
     durability: Durability = "calls"
-    """What is committed when: calls, each model call as it ends, the steps of its graph with the next commit or some
-    milliseconds later; steps, each step before the next one begins."""
+    """What is committed when: calls, each model call as it ends, steps and python calls with the next commit or some
+    milliseconds later; steps, each step and call before the next one begins."""
     versions_behind: int = Field(default=0, ge=0)
     """Most versions between the weights that sample and those that learn: while these change, the rollouts of so many
     coming steps are under way. Above 0 with `correction` (token is usual) or old_logprobs engine; 0: none are."""

@@ -101,8 +101,8 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings,
     ray: str | None = None
     """Ray cluster that these processes are spread over, as HOST:PORT, auto or local; none: this machine."""
     durability: Durability = "calls"
-    """What is committed when: calls, each model call as it ends, the steps of its graph with the next commit or some
-    milliseconds later; steps, each step before the next one begins."""
+    """What is committed when: calls, each model call as it ends, steps and python calls with the next commit or some
+    milliseconds later; steps, each step and call before the next one begins."""
     seed: int = 0
     """Decides which tasks are drawn, and is the base of the seeds of all model calls."""
 

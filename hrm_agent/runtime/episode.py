@@ -163,8 +163,8 @@ class EpisodeRunner:
     constrain: bool = True
     """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
     durability: Durability = "steps"
-    """What is committed when: `steps`, each of the graph's steps as it ends; `calls`, each model call, and the steps
-    with what is committed next, or some milliseconds later."""
+    """What is committed when: `steps`, each of the graph's steps and calls as it ends; `calls`, each model call, and
+    the steps and `python` calls with what is committed next, or some milliseconds later."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a fork's origin."""
     on_end: OnEnd | None = None

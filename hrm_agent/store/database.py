@@ -8,8 +8,7 @@ A task's ordinary writes are deferred to the next commit, which is that of the c
 that a step of a graph is one transaction. Where none follows, they are committed on their own some milliseconds later.
 A run that dies in between does the task again, with the recorded answers of its calls.
 
-Where a commit has to wait for a disk, one thread commits for all: what arrives during one wait shares the next
-(`hrm_agent.store.committer`).
+Where a commit has to wait for a disk, one thread commits for all that comes meanwhile (`hrm_agent.store.committer`).
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from typing import Any, TypeGuard, TypeVar
 
 from hrm_agent.errors import LeaseLostError, StoreError
 from hrm_agent.store.cursors import Cursor, Work, WriteCursor
-from hrm_agent.store.deferred import DeferredFailed, DeferredWork, is_of_driver, is_refused
+from hrm_agent.store.deferred import DeferredFailed, DeferredWork, is_late, is_of_driver, is_refused
 from hrm_agent.store.fencing import Fence
 from hrm_agent.store.futures import FinishedFuture, committed
 from hrm_agent.store.held_threads import HeldThread, HeldThreads
 
-__all__ = ["JOINED_SECONDS", "Database", "committed"]
+__all__ = ["Database", "committed"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_LATER_SECONDS, JOINED_SECONDS = 0.005, 0.05
-"""After how long what is to go with the next commit gets one of its own: by itself, and in a run whose steps join."""
+_LATER_SECONDS = 0.005
+"""After how long what is to go with the next commit gets one of its own."""
 
 
 class Database(ABC):
@@ -58,6 +57,8 @@ class Database(ABC):
     """As it stands in the transaction under way; it changes whenever blobs are collected."""
     transaction: int = 0
     """Number of the transaction under way."""
+    joined_seconds: float = 0.05
+    """The same as `_LATER_SECONDS` for a run whose steps join: it is never further ahead of its record."""
 
     def __init__(self) -> None:
         self._later: list[DeferredWork] = []
@@ -66,8 +67,6 @@ class Database(ABC):
         """When the oldest of them is to be committed at the latest, by the monotonic clock."""
         self._sleeps = True
         """The thread that sees to that waits to be told of the next."""
-        self._behind = False
-        """What was to be committed on time could not be, and nothing has been since."""
         self._committing = threading.RLock()
         self._whole = False
         """All that is written belongs to one transaction."""
@@ -232,8 +231,8 @@ class Database(ABC):
             yield cursor
 
     def joins(self, held: HeldThread | None) -> TypeGuard[HeldThread]:
-        """Whether what a thread writes goes with the next commit. While commits fail nothing does, so that it ends."""
-        return held is not None and held.joins and not self._behind
+        """Whether what a thread writes goes with the next commit. While one fails or is late, it waits for its own."""
+        return held is not None and held.joins and not is_late(self._later, self.joined_seconds)
 
     def read_once(self, reading: Callable[[Cursor], T]) -> T:
         """What `reading` finds in one moment. It is done again where the server was lost in the middle."""
@@ -302,7 +301,6 @@ class Database(ABC):
                         self._commit_alone(before)
                         continue
                     raise
-                self._behind = False
                 if before:
                     with self._later_lock:
                         del self._later[: len(before)]
@@ -351,8 +349,7 @@ class Database(ABC):
                 try:
                     self.submit(_for_nobody, waits=True).result()
                 except Exception as error:
-                    self._behind = True  # whoever writes next waits, and is told
-                    if not isinstance(error, StoreError):
+                    if not isinstance(error, StoreError):  # of that, whoever writes next and waits is told
                         _log.exception("The store %s could not commit on time.", self.url)
                     with self._later_lock:
                         self._sleeps = True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.store.fencing import HeldLease
@@ -11,7 +12,7 @@ from hrm_agent.store.fencing import HeldLease
 if TYPE_CHECKING:
     from hrm_agent.store.cursors import Work, WriteCursor
 
-__all__ = ["DeferredFailed", "DeferredWork", "is_of_driver", "is_refused"]
+__all__ = ["DeferredFailed", "DeferredWork", "is_late", "is_of_driver", "is_refused"]
 
 _log = logging.getLogger(__name__)
 _NO_LEASES = frozenset[HeldLease]()
@@ -37,6 +38,7 @@ class DeferredWork:
     def __init__(self, work: Work[Any], on_done: Callable[[Exception | None], object] | None = None) -> None:
         self._work, self._on_done = work, on_done
         self.leases: frozenset[HeldLease] = getattr(work, "leases", _NO_LEASES)
+        self.since = time.monotonic()
 
     @property
     def tells(self) -> bool:
@@ -58,6 +60,15 @@ class DeferredWork:
             if is_of_driver(error):
                 raise
             raise DeferredFailed(self, error) from error
+
+
+def is_late(works: Sequence[DeferredWork], seconds: float) -> bool:
+    """Whether the oldest has been waiting for longer: the disk is slow, another process writes, or no thread had time.
+
+    `works` may change meanwhile.
+    """
+    oldest = next(iter(works), None)
+    return oldest is not None and time.monotonic() - oldest.since > seconds
 
 
 def is_of_driver(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.cursors import Cursor, answered, placeholders
 from hrm_agent.store.damage import OnDamage, reading
-from hrm_agent.store.database import JOINED_SECONDS, Database
+from hrm_agent.store.database import Database
 from hrm_agent.store.draws import DrawsJournal
 from hrm_agent.store.held_threads import WrittenCall
 from hrm_agent.store.overlays import OverlaysJournal
@@ -218,7 +218,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
         if self._database.joins(held) and trajectory.status is RunStatus.RUNNING:
             stop = self._database.fence.stopping(trajectory.thread_id, held.lease)
-            self._database.defer(write, trajectory.thread_id, stop, JOINED_SECONDS)
+            self._database.defer(write, trajectory.thread_id, stop, self._database.joined_seconds)
         else:
             self._database.add(write, trajectory.thread_id)
 

@@ -122,7 +122,8 @@ class RunStore:
         """Hold a thread while a run is on it, or something else is done with it. Raises `RunError` where another is.
 
         Inside the block, writes to the thread raise `LeaseLostError` once another process has taken it over. `joins`:
-        checkpoints are not committed one by one, but with the model call that follows, or some milliseconds later.
+        checkpoints and `python` calls are not committed one by one, but with the model call that follows, or some
+        milliseconds later.
         """
         return self._leases.hold(thread_id, doing, joins=joins)
 

@@ -42,7 +42,7 @@ from hrm_agent.store.checkpoint_codec import (
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot, conditions, matches
 from hrm_agent.store.content_addressed import ValueWriter
 from hrm_agent.store.cursors import Cursor, answered
-from hrm_agent.store.database import JOINED_SECONDS, Database
+from hrm_agent.store.database import Database
 from hrm_agent.store.futures import FinishedFuture, committed
 from hrm_agent.store.manifests import Channels, CheckpointKey
 from hrm_agent.store.newest import refuse_set_back_clock, refuse_stranger
@@ -167,7 +167,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if self._database.joins(held):
             lease = held.lease
             held.parents[place.ns, checkpoint["id"]] = place.checkpoint_id
-            self.blobs.write_later(self.serializer, encode, insert, place.thread_id, done, JOINED_SECONDS)
+            seconds = self._database.joined_seconds
+            self.blobs.write_later(self.serializer, encode, insert, place.thread_id, done, seconds)
             return FinishedFuture(place.config(checkpoint["id"]))
         future = self.blobs.write(self.serializer, encode, insert, place.thread_id, waits=waits)
         future.add_done_callback(lambda committed: done(committed.exception()))
@@ -213,7 +214,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         if any(channel in WRITES_IDX_MAP for channel, _ in writes):
             return self.blobs.write(self.serializer, encode, insert, place.thread_id)
         held = self._database.held.of(place.thread_id)
-        seconds = JOINED_SECONDS if self._database.joins(held) else None
+        seconds = self._database.joined_seconds if self._database.joins(held) else None
         self.blobs.write_later(self.serializer, encode, insert, place.thread_id, seconds=seconds)
         return None
 

@@ -10,7 +10,7 @@ from typing import Any
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.cursors import Cursor, answered, placeholders
 from hrm_agent.store.damage import reading
-from hrm_agent.store.database import JOINED_SECONDS, Database
+from hrm_agent.store.database import Database
 from hrm_agent.store.hashing import hash_of
 from hrm_agent.store.held_threads import HeldThread, KnownToolCall
 from hrm_agent.store.packed_records import plain_record
@@ -85,7 +85,7 @@ class ToolCallsJournal(ABC):
         query = f"{_INSERT} DO UPDATE SET record = excluded.record"
         row = (*found_by, thread, sealed)
         stop = self._database.fence.stopping(thread, held.lease)
-        self._database.defer(lambda cursor: cursor.execute(query, row), thread, stop, JOINED_SECONDS)
+        self._database.defer(lambda cursor: cursor.execute(query, row), thread, stop, self._database.joined_seconds)
         held.add_tool_call(found_by, tool_call, sealed)  # whoever reads the table meanwhile waits for the row
 
     def _sealed(self, tool_call: ToolCall) -> bytes:

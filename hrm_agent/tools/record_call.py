@@ -1,8 +1,8 @@
 """Writes a tool call to the journal before it runs and again when it has ended, and never runs a finished one twice.
 
-A node that runs again after a crash asks for the same tool calls. One that had finished gives its recorded answer; one
-that was under way runs again under the same record. So a tool runs at least once, and a finished call never again;
-`status` None in a stored record means that the process died (or was cancelled) in the middle of it.
+A node that runs again after a crash asks for the same tool calls. One that is on record as finished gives that answer;
+one that was under way runs again under the same record. So a tool runs at least once, and never again when its outcome
+is on record; `status` None in a stored record means that the process died (or was cancelled) in the middle of it.
 
 Where a call has an idempotency key, its effect is wanted once in the thread, whichever task or branch asks for it: a
 call under a key that has ended well before is answered from that record, and two at once wait for each other.

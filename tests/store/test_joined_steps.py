@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -79,13 +80,20 @@ def test_a_row_that_the_database_refuses_ends_its_run_and_no_other(url: str, sto
     assert store.journal.trajectory("b").id == "written by who holds no lease"
 
 
+CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+
+
+def put(store: RunStore, at: Any) -> Any:
+    facts: Any = {"source": "loop", "step": 0, "parents": {}}
+    return store.checkpointer.put(at, empty_checkpoint(), facts, {})
+
+
+def joins(store: RunStore) -> bool:
+    return store.database.joins(store.database.held.of("t"))
+
+
 def test_while_commits_fail_a_step_waits_for_its_own(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a graph that asks no model would go on for ever, with nothing on record."""
-    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-
-    def put(at: Any) -> Any:
-        facts: Any = {"source": "loop", "step": 0, "parents": {}}
-        return store.checkpointer.put(at, empty_checkpoint(), facts, {})
 
     def full(_: Any) -> None:
         raise StoreFullError("The disk is full.", "Free some space.")
@@ -93,13 +101,40 @@ def test_while_commits_fail_a_step_waits_for_its_own(store: RunStore, monkeypatc
     with store.lease("t", joins=True):
         with monkeypatch.context() as broken:
             broken.setattr(store.database, "_transact", full)
-            first = put(config)
-            block_until(lambda: store.database._behind)
+            first = put(store, CONFIG)
+            block_until(lambda: not joins(store))
             with pytest.raises(StoreFullError):
-                put(first)
-        put(first)
-        assert not store.database._behind
-    assert len(list(store.checkpointer.list(config))) == 2
+                put(store, first)
+        put(store, first)
+        assert joins(store)
+    assert len(list(store.checkpointer.list(CONFIG))) == 2
+
+
+def test_while_a_commit_is_late_a_step_waits_for_its_own(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is slow, or another process writes: else a kill would take all that was done since it began."""
+    transact, submit, goes_on = store.database._transact, store.database.submit, threading.Event()
+
+    def slow(works: Any) -> list[Any]:
+        goes_on.wait()
+        return transact(works)
+
+    def waited_for(*values: Any, **options: Any) -> Any:
+        goes_on.set()
+        return submit(*values, **options)
+
+    with store.lease("t", joins=True):
+        monkeypatch.setattr(store.database, "_transact", slow)
+        first = put(store, CONFIG)
+        try:
+            block_until(lambda: not joins(store))
+            monkeypatch.setattr(store.database, "submit", waited_for)
+            put(store, first)
+            assert goes_on.is_set()
+        finally:
+            goes_on.set()
+        with store.database.peek() as cursor:
+            assert cursor.execute("SELECT count(*) FROM checkpoints").fetchone()[0] == 2
+        assert joins(store)
 
 
 def test_what_is_known_of_a_call_is_what_is_read(store: RunStore) -> None:

@@ -21,6 +21,7 @@ from tests.support.graphs.kills import (
     check_asked,
     check_campaign,
     check_log,
+    cut_short,
     done_in,
     fresh,
     killed,
@@ -53,6 +54,32 @@ def test_killed_forks(durability: Durability, driver: Driver, tmp_path: Path) ->
     untouched = untouched_record(driver, plan, tmp_path / "alone")
     moments = [12, 0, 7, 1, 19, 0, 15]
     assert check_campaign(driver.start, plan, untouched, iter(moments), len(moments)) == len(moments)
+
+
+@pytest.mark.parametrize(
+    ("durability", "further", "lost"),
+    [
+        ("steps", 0, {"model": 16, "tool": 0}),
+        ("calls", 0, {"model": 16, "tool": 16}),
+        ("calls", 1, {"model": 15, "tool": 0}),
+    ],
+)
+def test_the_most_that_a_kill_repeats(
+    durability: Durability, further: int, lost: dict[str, int], driver: Driver, tmp_path: Path
+) -> None:
+    """Exactly what had begun and was not on record: 8 tasks with 2 branches, each of which asks a model for the second
+    time. With durability `calls` the tool calls before that go with the next commit, which never comes; or it is that
+    of the first answers, with which one task goes on to its third branch (`further`).
+    """
+    plan = plan_in(tmp_path / "killed", graphs=("reasoning",), tasks=8, sandbox=False, durability=durability)
+    assert killed(driver.start, replace(plan, gathers=True, dies_at=8 + 3 * 16 + further))
+    asked, before = log_of(plan), done_in(plan)
+    assert cut_short(plan, asked, before) == lost
+    assert not killed(driver.start, plan)
+    again = log_of(plan)[len(asked) :]
+    check_asked(before, again)
+    assert set(asked) & set(again) == set(asked) - before.lines
+    assert record_of(plan) == untouched_record(driver, plan, tmp_path / "alone")
 
 
 def test_processes_killed_and_terminated(driver: Driver, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,8 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.settings import Durability
-from hrm_agent.store import RunStore, open_store, postgres_reading
+from hrm_agent.store import RunStore, leases, open_store, postgres_reading
+from hrm_agent.store.database import Database
 from hrm_agent.training.rollout import group_episodes, rollout
 from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Recording, ToolStatus, Trajectory, recording
@@ -52,6 +55,10 @@ TEAM = "tests.support.graphs.killed_team:team"
 GRAPHS = ("tool_loop", "reasoning", TEAM)
 CALLS = {"tool_loop": (2, 1), "reasoning": (9, 3), TEAM: (5, 2)}
 """Model calls and tool calls of one task."""
+BRANCHES = {"tool_loop": 1, "reasoning": 2, TEAM: 2}
+"""Of one task, that run side by side. Each makes one call at a time."""
+AT_A_TIME = 8
+"""Tasks."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +84,18 @@ class Plan:
     dies_of: int = int(signal.SIGKILL)
     later: float = 0.0
     """Up to so many seconds after that line, if it has not ended by then."""
+    gathers: bool = False
+    """Tool calls end when each branch has begun one. Of the model calls after them those of the first task are answered
+    when all are asked, the others never. Nothing is committed because time has passed."""
 
     @property
     def threads(self) -> list[str]:
         return [f"run/{graph}/{place}/0" for graph in self.graphs for place in range(self.tasks)]
+
+    @property
+    def branches(self) -> int:
+        """The most that run at a time."""
+        return sum(sorted(BRANCHES[graph] for graph in self.graphs for _ in range(self.tasks))[-AT_A_TIME:])
 
     @property
     def store(self) -> str:
@@ -105,10 +120,24 @@ def tool_line(code: str) -> str:
 
 class LoggedEngine(ScriptedEngine):
     log: Log
+    gathers: int = 0
+    """So many requests with a tool's result have to be there before those of the first task are answered, and no other
+    ever is; 0: all are."""
 
     def submit(self, request: Any) -> Any:
         self.log.write(f"model {request.sampling.seed}")
-        return super().submit(request)
+        if not (self.gathers and request.messages[-1].type == "tool"):
+            return super().submit(request)
+        self._gathered.append((request, Future[Any]()))
+        if len(self._gathered) == self.gathers:
+            for held, answer in self._gathered:
+                if any(FIRST in message.text for message in held.messages):
+                    super().submit(held).add_done_callback(lambda done, answer=answer: answer.set_result(done.result()))
+        return self._gathered[-1][1]
+
+    @cached_property
+    def _gathered(self) -> list[tuple[Any, Future[Any]]]:
+        return []
 
 
 class LoggedSandbox(LocalEnvironment):
@@ -124,10 +153,12 @@ class Arithmetic(Environment):
 
     isolation = "L0"
     log: Log
+    gathers: asyncio.Barrier | None = None
+    """Calls end together."""
 
     async def run(self, submission: Submission) -> ExecutionResult:
         self.log.write(tool_line(submission.code))
-        await asyncio.sleep(0.002)
+        await (self.gathers.wait() if self.gathers else asyncio.sleep(0.002))
         *before, last = submission.code.splitlines()
         names: dict[str, Any] = {}
         exec("\n".join(before), names)
@@ -161,6 +192,8 @@ def answer(messages: Any) -> str:
     return roles(messages)
 
 
+FIRST = "* 11"
+"""In the subgoals of the first task, and no other."""
 PROMPTS = {"tool_loop": "What is {} * 7?", "reasoning": "Sort {}: fruit", TEAM: "Team {}"}
 
 
@@ -202,6 +235,10 @@ async def main(plan: Plan) -> list[Trajectory]:
     nodes.append(log)
     engine, environment = LoggedEngine(answer), LoggedSandbox() if plan.sandbox else Arithmetic()
     engine.log = environment.log = log
+    if plan.gathers:
+        engine.gathers = plan.branches
+        environment.gathers = asyncio.Barrier(plan.branches)
+        Database.joined_seconds = leases.HEARTBEAT_SECONDS = 3600.0
     episodes = [
         episode
         for graph in plan.graphs
@@ -211,7 +248,7 @@ async def main(plan: Plan) -> list[Trajectory]:
         if plan.stock:
             return await on_stock_saver(plan, store, engine, environment, episodes)
         runner = EpisodeRunner(store, engine, "scripted", environment, durability=plan.durability)
-        done = await rollout(runner, episodes, concurrency=8)
+        done = await rollout(runner, episodes, concurrency=AT_A_TIME)
     await environment.close()
     return done
 
