@@ -253,6 +253,6 @@
     <//>`;
   }
 
-  hrm.parts = { ...hrm.parts, Head, Switch };
+  hrm.parts = { ...hrm.parts, GraphFold, Head, Switch };
   hrm.pages.trajectory = TrajectoryPage;
 })();
