@@ -195,6 +195,9 @@ def open_store(
 ) -> RunStore:
     """Open a store by path or URL; a folder means its `store.db`, or the one that its `store.url` names.
 
+    A server that a folder names is connected to if it is on this machine, or its host stands in PGHOST or in the list
+    HRM_AGENT_STORE_HOSTS.
+
     `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see `hrm_agent.store.sqlite`),
     `postgresql://user@host/database`. `key` (base64 of 32 bytes, or the variable `HRM_AGENT_STORE_KEY`) opens an
     encrypted store, and makes a new one encrypted. `allow` names types (`package.module:Class`) that checkpoints may
@@ -212,13 +215,17 @@ def open_store(
         raise
 
 
-def _open_database(where: str, *, create: bool, read_only: bool, followed: int = 0) -> Database:
-    """`followed`: how many folders have named another store on the way."""
+def _open_database(where: str, *, create: bool, read_only: bool, named_by: tuple[Path, ...] = ()) -> Database:
+    """`named_by`: files of folders that have named another store on the way."""
     scheme, separator, rest = where.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
-        if read_only:
-            from hrm_agent.store.postgres_reading import ReadOnlyPostgres
+        from hrm_agent.store.postgres_reading import ReadOnlyPostgres
 
+        if named_by:
+            from hrm_agent.store.named_servers import refuse_unknown_server
+
+            refuse_unknown_server(where, named_by[-1])
+        if read_only:
             return ReadOnlyPostgres(where)
         from hrm_agent.store.postgres import PostgresDatabase
 
@@ -230,12 +237,12 @@ def _open_database(where: str, *, create: bool, read_only: bool, followed: int =
         )
     path, given = _path_of(where)
     if (pointer := path / STORE_POINTER).is_file():
-        if followed >= _MOST_POINTERS or pointer.stat().st_size > _POINTER_BYTES:
+        if len(named_by) >= _MOST_POINTERS or pointer.stat().st_size > _POINTER_BYTES:
             raise StoreError(f"{pointer} leads to no store.", "Write the URL of the store of this run into it.")
         named = read_whole(pointer)
         if named is None:  # after a power cut
             raise StoreError(f"{pointer} is empty.", "Write the URL of the store of this run into it.")
-        return _open_database(named, create=create, read_only=read_only, followed=followed + 1)
+        return _open_database(named, create=create, read_only=read_only, named_by=(*named_by, pointer))
     if unknown := given.keys() - {"level"}:
         raise ConfigError(f"A SQLite store has no option {min(unknown)!r}.", "Its options: level=process|power.")
     file = path / "store.db" if path.is_dir() else path

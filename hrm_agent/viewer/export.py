@@ -18,6 +18,7 @@ from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.files import read_whole
 from hrm_agent.viewer.json_text import json_text
+from hrm_agent.viewer.projections.bare_threads import count_bare_threads
 from hrm_agent.viewer.projections.blobs import whole_text
 from hrm_agent.viewer.projections.citations import citations, source
 from hrm_agent.viewer.projections.compare import compare
@@ -91,6 +92,8 @@ def _runs_of(places: Sequence[Place], copy: _Copy, wanted: Sequence[str]) -> Ite
                 for run in place_runs(place):
                     if not wanted or run["run"] in wanted:
                         yield place, run
+                if not wanted:
+                    copy.leave_out("threads without a trajectory", count_bare_threads(place.store()))
         except HrmError as error:
             copy.leave_out("places", 1)
             copy.problems.append({"place": place.id, "message": error.message, "hint": error.hint})
@@ -269,7 +272,7 @@ class _Copy:
         listed = [{"id": place.id, "where": place.where, "problem": place.problem} for place in places]
         about = {"version": __version__, "fork": False, "static": True, "environment": False, "places": listed}
         self._in_index |= {
-            data_key("runs", {}): {"runs": still, "problems": self.problems},
+            data_key("runs", {}): {"runs": still, "bare_threads": [], "problems": self.problems},
             data_key("about", {}): {**about, "left_out": self._left_out},
         }
 

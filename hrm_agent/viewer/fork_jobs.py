@@ -13,6 +13,7 @@ import os
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -102,6 +103,8 @@ class ForkJobs:
         self._jobs: dict[str, _Job] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._held, self._watched = socket.socketpair()
+        """The commands watch the second: they end when the first is closed, also where this process is killed."""
 
     def plan(self, place: Place, request: Request) -> dict[str, Any]:
         """What a fork would do. Raises `ConfigError` for what is no edit, `NotThere` for a checkpoint that is gone."""
@@ -146,17 +149,21 @@ class ForkJobs:
             except subprocess.TimeoutExpired:
                 _signal(process, signal.SIGKILL)
                 process.wait()
+        self._held.close()
+        self._watched.close()
 
     def _start(self, kind: str, place: Place, words: Sequence[str], name: str, text: str) -> dict[str, Any]:
         where, environment = _address(place)
-        command = [sys.executable, "-m", "hrm_agent", kind, *words, f"--store={where}", "--json", "--", name]
+        watched = self._watched.fileno()
+        command = [sys.executable, "-m", "hrm_agent.viewer.job_process", str(watched), kind, *words]
         with self._lock:
             if self._closed:
                 raise RunError("The server is ending.", "Start it again.")
             if sum(job.ended is None for job in self._jobs.values()) >= _AT_ONCE:
                 raise RunError(f"{_AT_ONCE} jobs are under way.", "Wait until one has ended.")
             process = subprocess.Popen(
-                command,
+                [*command, f"--store={where}", "--json", "--", name],
+                pass_fds=(watched,),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

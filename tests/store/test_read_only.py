@@ -95,6 +95,23 @@ def test_all_that_a_writer_reads_is_read(filled: str, tmp_path: Path) -> None:
     assert files_beside(tmp_path) == before, "no trace of it"
 
 
+def test_a_writer_that_closes_in_the_midst_of_a_read_leaves_its_log_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    last = open_store(path)
+    fill(last)
+    with open_store(path, read_only=True) as store:
+        with store.database.read() as cursor:
+            cursor.execute("SELECT count(*) FROM threads").fetchone()
+            fill(last, "u")
+            last.close()
+        assert sorted(files_beside(tmp_path)) == ["store.db", "store.db-shm", "store.db-wal"]
+        assert len(store.threads()) == 2, "nothing is missing"
+    open_store(path).close()
+    assert list(files_beside(tmp_path)) == ["store.db"]
+    with open_store(path, read_only=True) as store:
+        assert len(store.threads()) == 2
+
+
 WRITES: dict[str, Callable[[RunStore], object]] = {
     "journal": lambda store: store.journal.write_trajectory(writer.trajectory("u", writer.RunStatus.RUNNING)),
     "overlays": lambda store: store.journal.write_overlays([]),

@@ -12,6 +12,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypedDict
+from urllib.parse import parse_qs
 
 import pytest
 from langgraph.graph import START, StateGraph
@@ -107,7 +108,7 @@ def test_the_address_of_curves_of_a_run_without_steps_leads_to_its_groups(tmp_pa
     page.get_by_role("navigation", name="Where this is").get_by_role("link", name="collected").click()
     expect(page.get_by_role("link", name="Groups")).to_have_attribute("aria-current", "page")
     page.go_back()
-    expect(page.get_by_role("tree", name="Steps")).to_be_visible()
+    expect(page.get_by_text("No steps were recorded.")).to_be_visible()
 
 
 def test_tokens_are_shaded_moved_over_and_copied_as_they_were_seen(trained_run: Path, browsing: Browsing) -> None:
@@ -330,3 +331,48 @@ def test_fifty_nodes_are_drawn_apart_and_a_difference_holds_both_texts(trained_r
         parts = page.evaluate("([a, b]) => hrm.wordDiff(a, b)", [before, after])
         assert "".join(text for kind, text in parts if kind != "come") == before
         assert "".join(text for kind, text in parts if kind != "left") == after
+
+
+DURATIONS = {
+    0.00099951: "1.0 ms",
+    0.0009: "900 µs",
+    0.0099996: "10 ms",
+    0.0042: "4.2 ms",
+    0.9994: "999 ms",
+    0.9996: "1.00 s",
+    9.9996: "10.0 s",
+    59.96: "1 min 0 s",
+}
+
+
+@pytest.mark.usefixtures("trained_run")  # made before there is a browser, whatever test comes first
+def test_no_answer_is_told_and_durations_are_rounded_into_their_unit(tmp_path: Path, browsing: Browsing) -> None:
+    with open_store(tmp_path / "store.db") as store:
+        for name, answer in (("none", None), ("some", "42")):
+            store.journal.write_trajectory(
+                make_trajectory(calls=(), tool_calls=(), id=name, thread_id=name, answer=answer)
+            )
+    site = browsing.serve(tmp_path / "store.db")
+    page = site.open("compare", place=site.place, a="none", b="some")
+    expect(page.get_by_role("region", name="Run A").locator(".answer-row")).to_contain_text("no answer")
+    expect(page.get_by_role("region", name="Run B").locator(".answer-row")).to_contain_text("42")
+    assert page.evaluate("of => of.map(hrm.ui.format.seconds)", list(DURATIONS)) == list(DURATIONS.values())
+
+
+def test_the_arrows_of_a_copy_lead_to_siblings_that_are_in_it(
+    trained_run: Path, browsing: Browsing, tmp_path: Path
+) -> None:
+    site = browsing.export(trained_run, tmp_path / "copy", "--limit", "2")
+    page = site.open("runs")
+    keys = page.evaluate("Object.keys(hrm.files).filter(key => key.startsWith('trajectory?'))")
+    ids = {parse_qs(key.partition("?")[2])["id"][0] for key in keys}
+    assert len(ids) == 2
+    for id_ in ids:
+        siblings = site.go(page, "trajectory", place=site.place, id=id_).get_by_role("navigation", name="Siblings")
+        expect(siblings).to_contain_text(re.compile(r"\d of \d"))
+        links = [str(link.get_attribute("href")) for link in siblings.get_by_role("link").all()]
+        assert {parse_qs(link.partition("?")[2])["id"][0] for link in links} == ids - {id_}
+    for key in "jjkkk":
+        page.keyboard.press(key)
+        expect(siblings).to_be_visible()
+    expect(page.get_by_text("left out of this copy")).to_have_count(0)

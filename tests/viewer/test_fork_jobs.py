@@ -5,25 +5,51 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 
 from hrm_agent.cli.main import main
 from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.store import open_store
 from hrm_agent.testing import wait_until
+from hrm_agent.trajectory import RunStatus
 from hrm_agent.viewer.fork_jobs import ForkJobs, _address
 from hrm_agent.viewer.json_text import NotThere
 from hrm_agent.viewer.places import Place
 from hrm_agent.viewer.projections.moments import moments
 from hrm_agent.viewer.projections.state import moment
 from hrm_agent.viewer.projections.trajectories import trajectories
+from hrm_agent.viewer.security import FORK_HEADER
 
 pytestmark = pytest.mark.whole
+
+PROJECT = Path(__file__).parents[2]
+GATED = """
+import os
+from langgraph.graph import START, MessagesState, StateGraph
+
+def first(state):
+    return {"messages": [("ai", "one")]}
+
+def second(state):
+    if os.path.exists("gate"):
+        with open("gate", "w") as gate:  # a named pipe: until the test has opened it, too
+            gate.write("here")
+            gate.flush()
+            open("shut").read()  # another, which nobody opens
+    return {"messages": [("ai", "two")]}
+
+graph = StateGraph(MessagesState).add_sequence([first, second]).add_edge(START, "first").compile()
+"""
 
 
 @pytest.fixture
@@ -129,6 +155,54 @@ def test_a_command_that_fails_says_why_and_close_ends_those_under_way(place: Pla
     assert ended(jobs)[0]["state"] == "failed"
     with pytest.raises(RunError, match="is ending"):
         jobs.replay(place, {"id": "nothing"})
+
+
+def test_a_fork_ends_with_a_viewer_that_is_killed_and_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / "gated.py").write_text(GATED)
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+
+    def command(*words: str) -> list[str]:
+        return [sys.executable, "-m", "hrm_agent", *words, "--json"]
+
+    def done(*words: str) -> str:
+        run = subprocess.run(command(*words), check=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return run.stdout
+
+    done("run", "6 * 7?", "--graph", "./gated.py:graph", "--thread", "t", "--store", "store.db")
+    os.mkfifo(tmp_path / "gate")
+    os.mkfifo(tmp_path / "shut")
+    words = command("view", "store.db", "--allow-fork", "--no-browser")
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as viewer:
+        try:
+            assert viewer.stdout is not None
+            told = json.loads(viewer.stdout.readline())
+            address = urlsplit(told["url"])
+            site = f"{address.scheme}://{address.netloc}"
+            token = address.fragment.removeprefix("token=").partition("&")[0]
+            headers = {"Authorization": f"Bearer {token}", "Origin": site, "Content-Type": "application/json"}
+
+            def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+                more = {FORK_HEADER: told["fork_token"]} if body else {}
+                data = json.dumps(body).encode() if body else None
+                with urlopen(Request(f"{site}/api/v1/{path}", data, headers | more)) as answer:
+                    return json.load(answer)
+
+            found = ask("moments?place=store.db&thread=t")["moments"]
+            at = next(each["checkpoint"] for each in found if each["next"] == ["second"])
+            body = {"place": "store.db", "thread": "t", "checkpoint": at}
+            ask("fork", {**body, "digest": ask("fork/plan", body)["digest"]})
+            with (tmp_path / "gate").open("rb", buffering=0) as gate:
+                assert gate.read(4) == b"here"
+                viewer.kill()
+                assert gate.read() == b"", "whoever held it is gone"
+        finally:
+            viewer.kill()
+    (tmp_path / "gate").unlink()
+    with open_store(tmp_path / "store.db", read_only=True) as store:
+        assert store.journal.trajectory("t/fork-1").status is RunStatus.RUNNING
+    done("resume", "t/fork-1", "--store", "store.db")
+    with open_store(tmp_path / "store.db", read_only=True) as store:
+        assert store.journal.trajectory("t/fork-1").status is RunStatus.COMPLETED
 
 
 def test_an_edit_of_a_file(

@@ -51,6 +51,7 @@ def questions(place: Place) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
         **dict.fromkeys(("trajectory", "items", "citations"), id_),
         **dict.fromkeys(("moments", "graph"), thread),
         "runs": {},
+        "threads": {},
         "step": {**run, "step": "2"},
         "moment": {**thread, "checkpoint": found[-1]["checkpoint"]},
         "tokens": {"call": call["id"]},

@@ -1,13 +1,20 @@
-"""The folder of an analysis: all of it, or what was there before."""
+"""The folder of an analysis: all of it, or what was there before.
+
+It is written in a hidden folder beside, which its process holds a lock on. One that nobody holds is of a process that
+was killed, and is taken away by the next.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +28,9 @@ from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["check_folder", "write_analysis"]
 
-_REPORT = "report.json"
+_REPORT, _TOKENS, _PAGE = "report.json", "tokens.jsonl", "index.html"
+_REST = "-before"
+"""Ends the name of the analysis that is being replaced."""
 
 
 def check_folder(folder: Path) -> None:
@@ -49,9 +58,9 @@ def write_analysis(report: AnalysisReport, marked: Sequence[MarkedCall], folder:
         (part / _REPORT).write_text(_json(asdict(report)), encoding="utf-8")
         if marked:
             lines = "".join(json_line(_line(each)) + "\n" for each in marked)
-            (part / "tokens.jsonl").write_text(lines, encoding="utf-8")
+            (part / _TOKENS).write_text(lines, encoding="utf-8")
         light, dark = _pictures(report, part)
-        (part / "index.html").write_text(page(report, marked, light, dark), encoding="utf-8")
+        (part / _PAGE).write_text(page(report, marked, light, dark), encoding="utf-8")
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -72,19 +81,76 @@ def _pictures(report: AnalysisReport, folder: Path) -> tuple[dict[str, bytes], d
 def _whole(folder: Path) -> Generator[Path]:
     """A folder to write to, which takes the place of `folder` at the end, and is gone on failure."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    with _locked(folder.parent):
+        _remove_stale(folder)
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        held = os.open(made, os.O_RDONLY)
+        _lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     made.chmod(0o755)
+    before = made.with_name(f"{made.name}{_REST}")
     try:
         yield made
-        if folder.exists():
-            before = made.with_name(f"{made.name}-before")
-            folder.rename(before)
+        with _locked(folder.parent):
+            if folder.exists():
+                folder.rename(before)
             made.rename(folder)
-            shutil.rmtree(before)
-        else:
-            made.rename(folder)
+        shutil.rmtree(before, ignore_errors=True)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        os.close(held)
+
+
+def _remove_stale(folder: Path) -> None:
+    """What a process that was killed has left; the analysis that it was about to replace is put back."""
+    name = re.compile(rf"\.{re.escape(folder.name)}-[a-z0-9_]{{8}}({_REST})?")
+    for left in [path for path in folder.parent.iterdir() if name.fullmatch(path.name) and _is_ours(path)]:
+        with suppress(OSError):  # another user's, say
+            _remove(left, folder)
+
+
+def _remove(left: Path, folder: Path) -> None:
+    descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return
+        if left.name.endswith(_REST) and not folder.exists():
+            left.rename(folder)
+        else:
+            shutil.rmtree(left)
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nothing but files of an analysis is in there."""
+    known = (_REPORT, _TOKENS, _PAGE)
+    with suppress(OSError):
+        return (
+            path.is_dir()
+            and not path.is_symlink()
+            and all(each.is_file() and (each.name in known or each.suffix == ".png") for each in path.iterdir())
+        )
+    return False
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Two processes do not look for what is stale and make what is not at the same time."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Whether it is held now. A file system without locks of folders holds none: nothing is stale there."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError:
+        return False
+    return True
 
 
 def _is_analysis(folder: Path) -> bool:

@@ -18,6 +18,9 @@ __all__ = ["Row", "comparison_lines", "comparison_rows", "interval_text", "plain
 _NAMED = 20
 """Problems of a comparison that are named in the text; all of them stand in the JSON."""
 
+_NOT_REPORTED = "not reported"
+"""Of a hosted model whose provider gives no counts, as hrm_agent.trajectory.words says of a single run."""
+
 Row = Sequence[object]
 
 
@@ -28,12 +31,14 @@ def summary(found: Evaluation) -> list[tuple[str, object]]:
     rows += [(f"pass@{k}", interval_text(found.pass_at[k])) for k in shown_ks(found.samples)] or [("pass@1", math.nan)]
     rows += [(f"majority@{k}", interval_text(found.majority_at[k])) for k in shown_ks(found.samples) if k > 1]
     rows += [(f"reward {name}", interval_text(estimate)) for name, estimate in found.rewards.items()]
+    known = bool(found.read_tokens or found.sampled_tokens) or found.without_call == found.trajectories
+    counts = f"{found.read_tokens:,}, {found.sampled_tokens:,}"
     rows += [
         ("tool error among the correct", found.correct_with_tool_error),
         ("tool errors, share of tool calls", found.tool_error_share),
         ("tool calls, mean", found.mean_tool_calls),
-        ("completion tokens, mean", found.mean_sampled_tokens),
-        ("prompt tokens, completion tokens", f"{found.read_tokens:,}, {found.sampled_tokens:,}"),
+        ("completion tokens, mean", found.mean_sampled_tokens if known else _NOT_REPORTED),
+        ("prompt tokens, completion tokens", counts if known else _NOT_REPORTED),
         ("wall time, seconds", found.seconds.wall),
         ("a trajectory: from start to end, models, tools", _times(found)),
         ("statuses", _counts(found.statuses)),
@@ -54,9 +59,9 @@ def comparison_rows(found: Comparison) -> list[Row]:
         ("pass@1", interval_text(a.pass_at_1), interval_text(b.pass_at_1), interval_text(found.difference, sign=True)),
         (
             "completion tokens",
-            plain_text(a.sampled_tokens),
-            plain_text(b.sampled_tokens),
-            interval_text(found.sampled_tokens, sign=True),
+            plain_text(a.sampled_tokens or _NOT_REPORTED),
+            plain_text(b.sampled_tokens or _NOT_REPORTED),
+            interval_text(found.sampled_tokens, sign=True) if a.sampled_tokens and b.sampled_tokens else "",
         ),
         (
             "tool errors",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hrm_agent.store import RunStore, open_store
+from hrm_agent.config import COMMAND_KEY, CONFIG_FILE
+from hrm_agent.errors import ConfigError
+from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.store.damage import OnDamage
 from hrm_agent.store.run_store import own_run
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["DEFAULT_STORE", "existing_store", "is_file", "run_folder", "stored_trajectories"]
+__all__ = ["DEFAULT_STORE", "existing_store", "is_file", "refuse_without_rollouts", "run_folder", "stored_trajectories"]
 
 DEFAULT_STORE = "runs/store.db"
 """Where `hrm-agent run` records, and where `show` and `history` look."""
@@ -26,8 +29,26 @@ def existing_store(where: str, allow: Sequence[str] = ()) -> Generator[RunStore]
 
     `allow`: types (`package.module:Type`) that its checkpoints may hold beside those that graphs declare.
     """
+    refuse_without_rollouts(where)
     with open_store(where, create=False, allow=allow) as store:
         yield store
+
+
+def refuse_without_rollouts(where: str) -> None:
+    """Raise `ConfigError` for the folder of a training on conversations, which keeps no rollouts."""
+    folder = Path(where)
+    if not (folder / CONFIG_FILE).is_file() or any((folder / name).exists() for name in ("store.db", STORE_POINTER)):
+        return
+    try:
+        command = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get(COMMAND_KEY)
+    except (OSError, ValueError):
+        return  # whoever opens the folder says what is not there
+    if command == "train sft":
+        raise ConfigError(
+            f"{where} is the folder of a `train sft`: it learned from conversations, and has no rollouts of its own.",
+            f"`hrm-agent view {where}` and `hrm-agent plot {where}` show its curves; `hrm-agent eval --policy` makes "
+            "rollouts of the policy that it trained.",
+        )
 
 
 def stored_trajectories(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress
+from hrm_agent.cli.common.run_folder import refuse_without_rollouts
 from hrm_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = ["run"]
 def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     folder = _folder(arguments)
+    refuse_without_rollouts(arguments.run)
     if find_spec("torch") is None or find_spec("matplotlib") is None:
         raise ConfigError("An analysis needs torch and matplotlib.", "Run `pip install 'hrm-agent[train]'`.")
     from hrm_agent.models.slow_start import told_if_slow

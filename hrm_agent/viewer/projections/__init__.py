@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hrm_agent.viewer.projections.bare_threads import bare_threads
 from hrm_agent.viewer.projections.blobs import blob
 from hrm_agent.viewer.projections.citations import citations, source
 from hrm_agent.viewer.projections.compare import compare
@@ -47,6 +48,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             "step": _NUMBER,
         },
     ),
+    "threads": Endpoint(bare_threads, {"after": Parameter(default=""), "limit": _limit(200, 1_000)}),
     "trajectory": Endpoint(trajectory, {"id": _NEEDED}),
     "items": Endpoint(items, {"id": _NEEDED, "after": _NUMBER, "limit": _limit(200, 1_000)}),
     "moments": Endpoint(

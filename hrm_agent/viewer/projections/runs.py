@@ -15,6 +15,7 @@ from hrm_agent.store import RunStore
 from hrm_agent.store.damage import DAMAGED, in_a_line
 from hrm_agent.store.summaries import headers_page
 from hrm_agent.viewer.json_text import short
+from hrm_agent.viewer.projections.bare_threads import count_bare_threads
 from hrm_agent.viewer.projections.run_files import MetricsTail, config_of, json_file, metrics_of, own_run_id
 
 if TYPE_CHECKING:
@@ -42,18 +43,21 @@ _HELD = (
 def runs(places: Sequence[Place]) -> dict[str, Any]:
     """`GET runs`."""
     found: list[dict[str, Any]] = []
+    bare: list[dict[str, Any]] = []
     problems: list[dict[str, Any]] = []
     for place in places:
         try:
             with place.moment():
                 found += place_runs(place)
+                if count := count_bare_threads(place.store()):
+                    bare.append({"place": place.id, "threads": count})
         except HrmError as error:
             problems.append({"place": place.id, "message": error.message, "hint": error.hint})
         except DAMAGED as error:  # a forged row or file of one place does not hide the others
             message = f"{place.where} cannot be read: {in_a_line(error)}."
             problems.append({"place": place.id, "message": message, "hint": "`hrm-agent store verify` lists where."})
     found.sort(key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True)
-    return {"runs": found, "problems": problems}
+    return {"runs": found, "bare_threads": bare, "problems": problems}
 
 
 def place_runs(place: Place) -> list[dict[str, Any]]:

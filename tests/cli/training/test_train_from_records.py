@@ -88,6 +88,9 @@ def test_the_answers_of_a_role_are_learned(solved: Trajectory, hrm: Command, tmp
     assert set(taken["left_out"]) == {"the role 'solve' was not asked for", "the role 'synthesize' was not asked for"}
     assert len(read_metrics(tmp_path / "tuned" / "metrics.jsonl")) == 2
     assert {row["role"] for row in rows_of(tmp_path / "tuned" / "conversations.jsonl")} == {"plan", "critique"}
+    for refused in (("analyze", "tuned"), ("show", "--step", "1", "--html", "x.html", "--store", "tuned")):
+        told = hrm(*refused)
+        assert told.code == 2 and "is the folder of a `train sft`" in told.err and "hrm-agent plot tuned" in told.err
 
 
 def test_a_resumed_run_learns_from_the_same(solved: Trajectory, hrm: Command, tmp_path: Path) -> None:

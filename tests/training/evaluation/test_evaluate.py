@@ -7,11 +7,13 @@ import pytest
 
 from hrm_agent.intervals import wilson_interval
 from hrm_agent.training.advantages import group_advantages
+from hrm_agent.training.evaluation.compare import compare
 from hrm_agent.training.evaluation.evaluate import evaluate, group_metrics
-from hrm_agent.training.evaluation.reports import summary
+from hrm_agent.training.evaluation.reports import comparison_rows, summary
+from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.roc import select
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
-from tests.support.training.builders import group, rollout, trajectory
+from tests.support.training.builders import call, group, rollout, trajectory
 
 
 def sample(problem: int, index: int, reward: float, **changes: object) -> Trajectory:
@@ -71,6 +73,18 @@ def test_tool_errors_are_counted_among_the_correct_ones():
     assert result.correct_with_tool_error == pytest.approx(1 / 3)
     assert result.mean_tool_calls == 1.5
     assert result.mean_sampled_tokens == 2
+
+
+def test_token_counts_that_no_provider_gave_are_not_told_as_zero():
+    silent = call("c", token_ids=(), mask=(), logprobs=(), branch_reason=None)
+    found = evaluate([sample(0, 0, 1.0, calls=(silent,))])
+    shown = dict(summary(found))
+    assert found.without_call == 0 and found.read_tokens == found.sampled_tokens == 0
+    assert shown["completion tokens, mean"] == shown["prompt tokens, completion tokens"] == "not reported"
+    known = dict(summary(evaluate([rollout(0, 1.0, 0, 1)])))
+    assert known["completion tokens, mean"] == 2 and "not reported" not in known.values()
+    compared = compare(samples_of([sample(0, 0, 1.0, calls=(silent,))]), samples_of([sample(0, 1, 1.0)]), ("a", "b"))
+    assert ("completion tokens", "not reported", "2.000", "") in comparison_rows(compared)
 
 
 def test_of_a_rollout_that_was_run_once_more_the_second_attempt_counts():

@@ -23,9 +23,10 @@
     count: (value) => (known(value) ? Math.round(value).toLocaleString("en") : "–"),
     seconds(value) {
       if (!known(value)) return "–";
-      if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
-      if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;
-      if (value < 59.95) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
+      // The bounds are those of what is written: 0.9996 s is 1.00 s and not 1000 ms.
+      if (value < 0.0009995) return `${(value * 1e6).toFixed(0)} µs`;
+      if (value < 0.9995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+      if (value < 59.95) return `${value.toFixed(value < 9.995 ? 2 : 1)} s`;
       const whole = Math.round(value);
       const minutes = Math.floor(whole / 60);
       return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

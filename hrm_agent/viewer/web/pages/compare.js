@@ -64,7 +64,7 @@
       <h2><a href=${hrm.link("trajectory", { place, id: header.trajectory })}>${name}: <${Text} of=${header.thread} /></a></h2>
       <${Judgement} header=${header} overlay=${overlay} />
       <div class="answer-row"><span class="muted small">Answer</span>
-        <${WordDiff} a=${plain(a.answer)} b=${plain(b.answer)} side=${side} /></div>
+        ${plain(header.answer) ? html`<${WordDiff} a=${plain(a.answer)} b=${plain(b.answer)} side=${side} />` : html`<span class="muted">no answer</span>`}</div>
       ${plain(header.error) ? html`<p class="warning"><${Text} of=${header.error} /></p>` : null}
     </section>`;
   }

@@ -66,7 +66,8 @@
 
   // --- groups of runs without steps ----------------------------------------------------------------------------------
 
-  function usePages(name, params, take) {
+  // `first`: what the first page comes after.
+  function usePages(name, params, take, first = 0) {
     const [held, set] = useState({ pages: [], next: null, error: null, loading: true });
     const asked = useRef(0);
     const load = async (after, before) => {
@@ -79,10 +80,10 @@
       }
     };
     const key = JSON.stringify(params);
-    useEffect(() => void load(0, []), [key]);
+    useEffect(() => void load(first, []), [key]);
     // What is new stands at the end: the last page that was shown is read again, and with it what it has become.
     hrm.useChanges(params.place, async () => {
-      if (held.pages.length <= 1) await load(0, []);
+      if (held.pages.length <= 1) await load(first, []);
     });
     return { ...held, more: held.next === null ? null : () => load(held.next, held.pages) };
   }
@@ -93,7 +94,7 @@
     const groups = useMemo(() => pages.flat(), [pages]);
     return html`<${Page} title=${run_name(place, run)} crumbs=${run_crumbs(place, run)} tabs=${html`<${RunTabs} place=${place} run=${run} current="groups" />`}>
       ${error && html`<${Problem} error=${error} />`}
-      ${loading ? html`<${Loading} />` : groups.length ? html`<${Groups} groups=${groups} place=${place} stage on_more=${more} />` : !error && html`<${Empty}>No trajectory is on record.</${Empty}>`}
+      ${loading ? html`<${Loading} />` : groups.length ? html`<${Groups} groups=${groups} place=${place} stage on_more=${more} />` : !error && html`<${Empty}>No trajectory is on record.${!run && !hrm.api.is_static() && html` There may be <a href=${hrm.link("threads", { place })}>threads with checkpoints alone</a>.`}</${Empty}>`}
     </${Page}>`;
   }
 
@@ -180,5 +181,6 @@
     </${Page}>`;
   }
 
+  hrm.usePages = usePages;
   Object.assign(hrm.pages, { step: Step, groups: RunGroups, list: List });
 })();

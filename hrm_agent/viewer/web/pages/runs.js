@@ -46,6 +46,9 @@
       ${of.map((one) => html`<div class="problem" key=${one.place}><p><b><${Text} of=${one.place} /></b> <${Text} of=${one.message} /></p>${one.hint && html`<p class="muted"><${Text} of=${one.hint} /></p>`}</div>`)}
     </section>`;
 
+  const BareThreads = ({ of }) =>
+    of.map((one) => html`<p key=${one.place}><${Text} of=${one.place} />: <a href=${hrm.link("threads", { place: one.place })}>${hrm.ui.format.count(one.threads)} ${one.threads === 1 ? "thread" : "threads"} without a trajectory</a></p>`);
+
   function Runs() {
     const answer = hrm.useData("runs", {});
     const about = hrm.useData("about", {});
@@ -70,6 +73,7 @@
         ${data.runs.length
           ? html`<${Table} rows=${data.runs} columns=${columns(chosen, choose)} id=${key_of} href=${home} label="Runs" order=${order} on_order=${set_order} />`
           : html`<${Empty}>Nothing is on record here yet. <code>hrm-agent demo</code> trains a small policy in two minutes, and <code>hrm-agent run</code> runs an agent once; either appears here while it works.</${Empty}>`}
+        <${BareThreads} of=${data.bare_threads || []} />
         <${Problems} of=${data.problems} />
       `}</${Answer}>
       ${about.data && about.data.left_out && html`<p class="muted">A copy. Left out: ${Object.entries(about.data.left_out).map(([name, count]) => `${name.replaceAll("_", " ")} ${count}`).join(", ")}.</p>`}

@@ -50,11 +50,18 @@
     return (data.header.rewards.correct !== 1 && last(failed)) || last((item) => item.kind === "call") || items[items.length - 1];
   }
 
+  /* [the sibling before, the one after] that can be shown: a copy may hold some of them only. */
+  function nearest(data, place) {
+    const siblings = data.siblings || [], at = siblings.indexOf(data.header.trajectory);
+    const there = (id) => hrm.api.has("trajectory", { place, id });
+    return at < 0 ? [] : [siblings.slice(0, at).findLast(there), siblings.slice(at + 1).find(there)];
+  }
+
   function Siblings({ data, place }) {
     const siblings = data.siblings || [], id = data.header.trajectory, at = siblings.indexOf(id);
     if (siblings.length < 2 || at < 0) return null;
     const to = (other) => hrm.link("trajectory", { place, id: other });
-    const [before, after] = [siblings[at - 1], siblings[at + 1]];
+    const [before, after] = nearest(data, place);
     const pair = { place, a: id, b: after || before };
     const arrow = (other, sign, word, key) => (other
       ? html`<a class="step-link" href=${to(other)} title=${`${word} (${key})`}><span aria-hidden="true">${sign}</span><span class="unseen">${word}</span></a>`
@@ -63,7 +70,7 @@
       ${arrow(before, "◂", "Sibling before", "k")}
       <span class="muted">${at + 1} of ${siblings.length}</span>
       ${arrow(after, "▸", "Sibling after", "j")}
-      ${hrm.api.has("compare", pair) ? html`<a href=${hrm.link("compare", pair)}>Compare with ${after ? "next" : "the one before"}</a>` : null}
+      ${pair.b && hrm.api.has("compare", pair) ? html`<a href=${hrm.link("compare", pair)}>Compare with ${after ? "next" : "the one before"}</a>` : null}
     </nav>`;
   }
 
@@ -198,13 +205,12 @@
         change({ moment: moment.checkpoint });
       }
     });
-    const siblings = data.siblings || [], at = siblings.indexOf(id);
-    const sibling = (step) => siblings[at + step] && at >= 0 && hrm.go("trajectory", { place, id: siblings[at + step] });
+    const sibling = (other) => other && hrm.go("trajectory", { place, id: other });
     hrm.useKeys({
       "[": { run: () => move(position_now - 1), help: "checkpoint before" },
       "]": { run: () => move(position_now + 1), help: "checkpoint after" },
-      j: { run: () => sibling(1), help: "sibling after" },
-      k: { run: () => sibling(-1), help: "sibling before" },
+      j: { run: () => sibling(nearest(data, place)[1]), help: "sibling after" },
+      k: { run: () => sibling(nearest(data, place)[0]), help: "sibling before" },
     });
     const lit = params.moment && moment ? (moment.next.length ? moment.next : ["__end__"]) : item ? [item.role, item.node].filter(Boolean) : [];
     const key = row || (item && `${item.kind}:${item.id}`);
@@ -253,6 +259,6 @@
     <//>`;
   }
 
-  hrm.parts = { ...hrm.parts, Head, Switch };
+  hrm.parts = { ...hrm.parts, GraphFold, Head, Switch };
   hrm.pages.trajectory = TrajectoryPage;
 })();
