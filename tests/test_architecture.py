@@ -150,13 +150,18 @@ def module_of(path: Path) -> str:
 
 
 @cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@cache
 def imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
     """Modules that a file imports, those inside functions included, and those under TYPE_CHECKING if wanted."""
     return frozenset(_imports(path, for_types))
 
 
 def _imports(path: Path, for_types: bool) -> Iterator[str]:
-    nodes = list[ast.AST]([ast.parse(path.read_text(encoding="utf-8"))])
+    nodes = list[ast.AST]([parsed(path.read_text(encoding="utf-8"))])
     while nodes:
         node = nodes.pop()
         match node:
@@ -288,7 +293,7 @@ def test_a_public_class_is_the_only_one_of_its_name() -> None:
     """So that a search for `class NAME` finds the one that is meant."""
     homes = defaultdict[str, list[str]](list)
     for path in SOURCES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parsed(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module_of(path))
     assert {name: found for name, found in homes.items() if len(found) > 1 and name not in SAME_NAME} == {}
@@ -296,7 +301,7 @@ def test_a_public_class_is_the_only_one_of_its_name() -> None:
 
 
 def exported(path: Path) -> list[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path.read_text(encoding="utf-8")).body:
         match node:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
                 return ast.literal_eval(value)
@@ -320,7 +325,7 @@ def _by_kind(name: str) -> tuple[int, str]:
 def test_files_stay_small_and_say_what_they_are() -> None:
     texts = {module_of(path): path.read_text(encoding="utf-8") for path in SOURCES if path.stat().st_size}
     assert {module for module, text in texts.items() if len(text.splitlines()) >= 400} == set()
-    assert {module for module, text in texts.items() if not ast.get_docstring(ast.parse(text))} == set()
+    assert {module for module, text in texts.items() if not ast.get_docstring(parsed(text))} == set()
 
 
 EVERY_FIELD = {
@@ -353,7 +358,7 @@ def name_of(node: ast.expr) -> str:
 
 
 def classes_in(source: str) -> list[ast.ClassDef]:
-    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    return [node for node in ast.walk(parsed(source)) if isinstance(node, ast.ClassDef)]
 
 
 @cache
@@ -415,7 +420,7 @@ def test_a_field_without_a_docstring_would_be_seen() -> None:
 
 def docstrings_of_attributes(path: Path) -> Iterator[str]:
     """Strings under assignments: of fields, of attributes in functions, of a module's names."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
         body = getattr(node, "body", None)
         for statement, following in pairwise(body if isinstance(body, list) else ()):
             if isinstance(statement, (ast.Assign, ast.AnnAssign)) and is_text(following):
