@@ -13,13 +13,14 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 # Bytecode is kept, whatever the machine is set to: every process of the tests reads the same thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
-# Two processes of tests a core, for many wait for a process that they have started; at most eight.
-WORKERS ?= $(shell n=$$(( 2 * $$(nproc) )); echo $$(( n < 8 ? n : 8 )))
+# Three processes of tests for two cores, for many wait for a process that they have started; at most eight.
+# `nproc` would count OMP_NUM_THREADS for cores.
+WORKERS ?= $(shell n=$$(( ($$(env -u OMP_NUM_THREADS nproc) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
 TOGETHER := -n $(WORKERS) --dist worksteal
 BENCHMARKS := training_step engine engine_share rollout_profile environment store orchestration processes ray_workers chunking demo retrieval_index retrieval_shown arc_policy rescoring anyones_agents distillation learning simulate viewer on_gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup demo system check quick test slow vllm lint format policy bench docs site clean
+.PHONY: help python setup demo system check quick style types test slow vllm lint format policy bench docs site clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -51,8 +52,13 @@ check: $(STAMP) ## lint, types, and the tests that are quick and want no server:
 quick: $(STAMP)
 	$(BIN)/python -m pytest -m "not (slow or server or whole)" -n logical --dist worksteal $(PYTEST_ARGS)
 
-test: system lint ## lint, types, and the default tests; installs the servers that they start
-	$(BIN)/python -m pytest $(TOGETHER) $(PYTEST_ARGS)
+# Pyright has one core only: the tests run beside it, and what it found stands below them.
+test: system $(STAMP) ## lint, types, and the default tests; installs the servers that they start
+	$(MAKE) --no-print-directory style
+	types=$$(mktemp); trap 'rm -f "$$types"' EXIT; \
+	  $(MAKE) --no-print-directory types >"$$types" 2>&1 & checked=$$!; tested=0; \
+	  $(BIN)/python -m pytest $(TOGETHER) $(PYTEST_ARGS) || tested=$$?; \
+	  wait $$checked && cat "$$types" || { cat "$$types"; exit 1; }; exit $$tested
 
 slow: system $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(TOGETHER) $(PYTEST_ARGS)
@@ -60,9 +66,13 @@ slow: system $(STAMP) ## the tests that take minutes
 vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
 	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/support/vllm/install
 
-lint: $(STAMP) ## ruff, formatting, pyright
+lint: style types ## ruff, formatting, pyright
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(STAMP) ## rewrite the sources in the common format

@@ -34,6 +34,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 SHELLS = {"zsh", "fish"}
 """Shells whose completion is tried in the shell itself."""
 
+gc.disable()  # until all is collected: importing makes millions of objects, and no garbage
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -182,12 +183,15 @@ def pytest_collection_finish() -> None:
     """What collecting made lives until the end: the collector of garbage need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5000, *gc.get_threshold()[1:])
+    gc.enable()
 
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.freeze()  # the process ends: nothing needs to be looked at once more
     if hasattr(session.config, "workerinput"):  # one of several processes: the first one tells
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
 

@@ -5,8 +5,8 @@ line; a block that names a file (`python own.py`) is saved as that file. Of the 
 the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
 pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, `torchrun` its processes, a `make`
 target has to exist, and a few commands that would change the machine are only recognised; anything else is a mistake. A
-page with a block under a comment `<!-- slow -->` is left to the slow tests. One that says `after: PAGE` in its front
-matter goes on with the files of that page, which runs before it, and not by itself as well.
+page with a block under a comment `<!-- slow -->` is left to the slow tests, as are a few that take long. One that says
+`after: PAGE` in its front matter goes on with the files of that page, which runs before it, and not by itself as well.
 """
 
 from __future__ import annotations
@@ -127,7 +127,13 @@ def running(words: list[str]) -> Generator[subprocess.Popen[str]]:
     assert process.returncode in (0, -signal.SIGKILL)
 
 
-QUICK_PAGES = [page for page in PAGES if not has_slow_blocks(page) and page.name not in begun_by()]
+LONG_PAGES = {"analysis.md", "deployment.md", "pictures.md", "trackers.md"}
+"""Seconds each, of commands that quick tests run as well: they are left to the slow tests."""
+QUICK_PAGES = [
+    pytest.param(page, marks=pytest.mark.slow if page.name in LONG_PAGES else ())
+    for page in PAGES
+    if not has_slow_blocks(page) and page.name not in begun_by()
+]
 
 
 @pytest.mark.parametrize("page", QUICK_PAGES, ids=lambda page: page.name)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -57,3 +59,15 @@ def test_collections_are_rarer_inside_and_as_rare_as_before_after_it() -> None:
             assert gc.get_threshold() == inside
         assert inside[0] > before[0] and inside[1:] == before[1:]
     assert gc.get_threshold() == before
+
+
+def test_a_program_collects_rarely_and_ends_without_a_look_at_what_is_alive() -> None:
+    program = """
+import atexit, gc
+atexit.register(lambda: print(gc.get_freeze_count() > 1000))
+from hrm_agent.frozen_heap import begin_program
+begin_program()
+print(gc.get_threshold()[0] > 10_000)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\nTrue\n"

@@ -30,7 +30,7 @@ from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.environment.open import SPARE_SECONDS, open_environment
 from hrm_agent.environment.sandbox.kernel import die_with_parent
 from hrm_agent.errors import ConfigError, HrmError, ModelError, RunError
-from hrm_agent.frozen_heap import frozen_heap
+from hrm_agent.frozen_heap import begin_program, frozen_heap
 from hrm_agent.models import Engine, load_policy
 from hrm_agent.models.policy_loader import load_elsewhere
 from hrm_agent.runtime.episode import Episode, EpisodeRunner, exporting
@@ -291,4 +291,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    begin_program()
     main()

@@ -21,6 +21,7 @@ from keyword import iskeyword
 
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest
+from hrm_agent.frozen_heap import begin_program
 from hrm_agent.unicode import for_terminal
 
 __all__ = ["COMMANDS", "COMMAND_GROUPS", "main", "module_of"]
@@ -80,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command line; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
+        begin_program()
         _find_modules_here()
     if not sys.stderr.isatty():
         for library in ("HUB", "DATASETS"):  # read when they are imported

@@ -66,7 +66,7 @@ TABLE = "CREATE TABLE IF NOT EXISTS noted (number INTEGER)"
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    opened = Driver([sys.executable, "-m", "tests.support.store.chaos_driver"])
+    opened = Driver([sys.executable, "-m", "tests.support.begin", "tests.support.store.chaos_driver"])
     yield opened
     opened.close()
 

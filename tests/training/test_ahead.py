@@ -20,6 +20,7 @@ from hrm_agent.training.verdicts import judge_group
 from hrm_agent.trajectory import DropReason, Trajectory, Verdict
 from hrm_agent.trajectory.lint import lint
 from tests.support.training.builders import call, trajectory
+from tests.support.training.kill_moments import asked_for, moments
 from tests.support.training.killed_training import assert_same_weights, killed_runs, sampled_tokens
 
 CONFIG = GrpoConfig.of(
@@ -104,13 +105,13 @@ def test_no_token_is_older_than_the_bound(behind: int, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that killed themselves at the moment when so many steps or rollouts had ended, by name."""
-    return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), KILLS)
+    return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), asked_for(KILLS, request))
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize("name", moments(KILLS, "inside the first two steps"))
 def test_a_killed_run_finds_what_was_under_way(name: str, killed: Path, tmp_path: Path) -> None:
     folder = killed / name / "run"
     ended = {thread: each for thread, each in on_record(folder).items() if each.ended_at is not None}

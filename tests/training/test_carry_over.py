@@ -20,6 +20,7 @@ from hrm_agent.training.scoring import scoring_by
 from hrm_agent.trajectory import DropReason, Overlay, RunStatus, Trajectory, Verdict
 from hrm_agent.trajectory.lint import lint
 from tests.support.graphs.carried_rollout import GROUPS, HANGING, HANGS_ON, SAMPLES, is_right
+from tests.support.training.kill_moments import asked_for, moments
 from tests.support.training.killed_training import assert_same_weights, killed_runs, sampled_tokens
 
 CONFIG = GrpoConfig.of(
@@ -134,12 +135,12 @@ KILLS = {
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), KILLS)
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), asked_for(KILLS, request))
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize("name", moments(KILLS, "a carried rollout has ended"))
 def test_a_killed_run_goes_on_with_what_was_carried(name: str, killed: Path, undisturbed: Path, tmp_path: Path) -> None:
     folder = killed / name / "run"
     before = threads(folder)

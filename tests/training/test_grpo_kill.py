@@ -16,6 +16,7 @@ from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory.lint import lint
+from tests.support.training.kill_moments import asked_for, moments
 from tests.support.training.killed_training import assert_same_weights, killed_runs, sampled_tokens
 
 pytestmark = pytest.mark.whole
@@ -41,12 +42,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that killed themselves at the moment when they had ended so many steps or rollouts, by name."""
-    return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), KILLS)
+    return killed_runs(CONFIG, tmp_path_factory.mktemp("killed"), asked_for(KILLS, request))
 
 
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize("name", moments(KILLS, "after step 1", "inside step 3"))
 def test_resumed_training_equals_an_undisturbed_run(name: str, undisturbed: Path, killed: Path) -> None:
     folder = killed / name / "run"
     asyncio.run(train(CONFIG, folder))

@@ -145,6 +145,7 @@ COPY = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_an_edited_tool_result_is_forked_and_both_ways_are_compared(
     trained_run: Path, browsing: Browsing, tmp_path: Path
 ) -> None:

@@ -102,7 +102,7 @@ def walk_a_step(page: Page, browsing: Browsing) -> None:
     expect(page).to_have_url(re.compile("#/trajectory"))
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, pytest.param(1440, marks=pytest.mark.slow)])
 def test_every_page_stands_in_the_dark_and_where_it_is_narrow(
     trained_run: Path, browsing: Browsing, width: int
 ) -> None:

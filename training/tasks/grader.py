@@ -23,6 +23,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import IO, Any, NoReturn
 
+from hrm_agent.frozen_heap import begin_program
+
 __all__ = ["MAX_CPU_SECONDS", "graded"]
 
 MAX_CPU_SECONDS = 2.0
@@ -119,6 +121,7 @@ def _judge(question: bytes, writing: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    begin_program()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(ImportError):

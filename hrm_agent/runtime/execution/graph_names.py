@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph
@@ -18,7 +19,8 @@ from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, unnamed
 __all__ = ["graph_name"]
 
 _PROGRAM = "__main__"
-_known: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_known: dict[int, tuple[ref[Any], str]] = {}
+"""By the object's identity: many runnables have no hash."""
 
 
 def graph_name(graph: Any) -> str:
@@ -27,11 +29,12 @@ def graph_name(graph: Any) -> str:
     A copy of a graph (`with_config`), and one that was compiled from a builder, is named by what it was made from. For
     a graph that no module holds it is its own name in parentheses, which loads nothing.
     """
-    if isinstance(graph, Hashable) and graph in _known:
-        return _known[graph]
+    key = id(graph)
+    if key in _known and _known[key][0]() is graph:
+        return _known[key][1]
     name = _found_name(graph)
-    if isinstance(graph, Hashable):
-        _known[graph] = name
+    with suppress(TypeError):  # of what takes no weak reference
+        _known[key] = ref(graph, lambda _: _known.pop(key, None)), name
     return name
 
 
@@ -50,12 +53,13 @@ def _holders(graph: Any) -> Iterator[tuple[int, bool, bool, bool, int, str, str]
     That of the nodes' functions goes before one that has imported the graph; else the one that was begun to be
     imported last does, since what is imported comes after its importer.
     """
-    homes = _homes(graph)
+    homes, builder = _homes(graph), getattr(graph, "builder", None)
+    builder = builder if isinstance(builder, StateGraph) else None
     for number, (module_name, module) in enumerate(_modules()):
         if not isinstance(module, ModuleType) or module_name == "__mp_main__":
             continue
         for attribute, value in list(vars(module).items()):
-            distance = _distance(value, graph)
+            distance = _distance(value, graph, builder)
             if distance is not None:
                 private = attribute.startswith("_")
                 elsewhere = module_name not in homes
@@ -82,15 +86,19 @@ def _own_name(graph: Any) -> str:
     return str(getattr(graph, "__qualname__", type(graph).__name__))
 
 
-def _distance(value: Any, graph: Any) -> int | None:
-    """0 for the graph itself, 1 for another graph of its builder, 2 for the builder; None for what is neither."""
+def _distance(value: Any, graph: Any, builder: Any) -> int | None:
+    """0 for the graph itself, 1 for another graph of its builder, 2 for the builder; None for what is neither.
+
+    It is asked of everything that every module holds, a million objects where large libraries are imported.
+    """
     if value is graph:
         return 0
-    kind = type(value)  # `isinstance` would ask proxies what they stand for
-    builder = getattr(graph, "builder", None)
-    if issubclass(kind, Pregel):
-        return 1 if builder is not None and getattr(value, "builder", None) is builder else None
-    return 2 if issubclass(kind, StateGraph) and value is builder else None
+    if builder is None:
+        return None
+    if value is builder:
+        return 2
+    # `isinstance` would ask proxies what they stand for.
+    return 1 if Pregel in type(value).__mro__ and getattr(value, "builder", None) is builder else None
 
 
 def _place_of(module: ModuleType) -> str | None:

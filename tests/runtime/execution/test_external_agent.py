@@ -26,7 +26,14 @@ CALLS = Counter({"model 1": 1, "paid under pay:o-1": 1, "model 4": 1, "look 1": 
 
 
 def run(folder: Path, moment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.support.graphs.external_agent_driver", str(folder), moment]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.begin",
+        "tests.support.graphs.external_agent_driver",
+        str(folder),
+        moment,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

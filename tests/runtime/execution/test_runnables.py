@@ -20,7 +20,9 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import GraphError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution import graph_names
 from hrm_agent.runtime.execution.conversation import first_input
+from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
@@ -71,6 +73,15 @@ def test_the_same_object_is_the_same_graph_and_a_model_is_none() -> None:
         load_graph(model)
     with pytest.raises(GraphError, match=r"'model' in .* is HostedModel, not a LangGraph graph"):
         load_graph(f"{__name__}:model")
+
+
+def test_a_name_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a graph that has no hash, and of one that no module holds."""
+    lambdas = [RunnableLambda(lambda given: given), builder.compile()]
+    named = [graph_name(graph) for graph in (chain, inner, *lambdas)]
+    assert named[:2] == [f"{__name__}:chain", f"{__name__}:inner"]
+    monkeypatch.setattr(graph_names, "_modules", lambda: pytest.fail("looked for again"))
+    assert [graph_name(graph) for graph in (chain, inner, *lambdas)] == named
 
 
 class Asked(TypedDict):

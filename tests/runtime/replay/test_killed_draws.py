@@ -14,7 +14,7 @@ from hrm_agent.trajectory import RunStatus
 
 
 def run(folder: Path, moment: str) -> int:
-    command = [sys.executable, "-m", "tests.support.graphs.killed_draws", str(folder), moment]
+    command = [sys.executable, "-m", "tests.support.begin", "tests.support.graphs.killed_draws", str(folder), moment]
     return subprocess.run(command, check=False).returncode
 
 

@@ -19,7 +19,7 @@ from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
 from tests.support.graphs.kill_driver import CALLS, Plan, tool_line
 
-COMMAND = [sys.executable, "-m", "tests.support.graphs.kill_driver"]
+COMMAND = [sys.executable, "-m", "tests.support.begin", "tests.support.graphs.kill_driver"]
 
 
 class Driver:

@@ -31,7 +31,7 @@ Weights = dict[str, torch.Tensor]
 def killed_runs(config: GrpoConfig, folder: Path, kills: Kills) -> Path:
     """The folder, with a run that killed itself for each of `kills`."""
     asked = json.dumps({"config": config.model_dump(mode="json"), "kills": kills})
-    subprocess.run([sys.executable, "-m", __name__, str(folder), asked], check=True)
+    subprocess.run([sys.executable, "-m", "tests.support.begin", __name__, str(folder), asked], check=True)
     return folder
 
 
