@@ -15,8 +15,10 @@ PYTEST_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 # Three processes of tests for two cores, for many wait for a process that they have started; at most eight.
 # `nproc` would count OMP_NUM_THREADS for cores.
-WORKERS ?= $(shell n=$$(( ($$(env -u OMP_NUM_THREADS nproc) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
-TOGETHER := -n $(WORKERS) --dist worksteal
+CORES := $(shell env -u OMP_NUM_THREADS nproc)
+WORKERS ?= $(shell n=$$(( ($(CORES) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
+# Slow tests start clusters, servers and trainings, each of which takes a core and more.
+SLOW_WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 BENCHMARKS := training_step engine engine_share rollout_profile environment store orchestration processes ray_workers chunking demo retrieval_index retrieval_shown arc_policy rescoring anyones_agents distillation learning simulate viewer on_gpu
 
 .DEFAULT_GOAL := help
@@ -53,15 +55,14 @@ quick: $(STAMP)
 	$(BIN)/python -m pytest -m "not (slow or server or whole)" -n logical --dist worksteal $(PYTEST_ARGS)
 
 # Pyright has one core only: the tests run beside it, and what it found stands below them.
-test: system $(STAMP) ## lint, types, and the default tests; installs the servers that they start
-	$(MAKE) --no-print-directory style
+test: system style ## lint, types, and the default tests; installs the servers that they start
 	types=$$(mktemp); trap 'rm -f "$$types"' EXIT; \
-	  $(MAKE) --no-print-directory types >"$$types" 2>&1 & checked=$$!; tested=0; \
-	  $(BIN)/python -m pytest $(TOGETHER) $(PYTEST_ARGS) || tested=$$?; \
+	  $(BIN)/pyright --pythonpath $(BIN)/python >"$$types" 2>&1 & checked=$$!; tested=0; \
+	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) || tested=$$?; \
 	  wait $$checked && cat "$$types" || { cat "$$types"; exit 1; }; exit $$tested
 
 slow: system $(STAMP) ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(TOGETHER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n $(SLOW_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
 	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/support/vllm/install
