@@ -21,10 +21,16 @@ from hrm_agent.store.shown_url import shown_url
 __all__ = ["refuse_unknown_server"]
 
 _VARIABLE = "HRM_AGENT_STORE_HOSTS"
+_INDIRECT = {"service", "servicefile", "sslkeylogfile"}
+"""Parameters that name the server elsewhere, or make libpq write to a file. A key with a colon in its name is not a
+file: OpenSSL loads a library for it."""
 
 
 def refuse_unknown_server(url: str, named_by: Path) -> None:
-    """Raises `StoreError` for a PostgreSQL URL, read from the file `named_by`, whose server the user does not know."""
+    """Raises `StoreError` for a PostgreSQL URL, read from the file `named_by`, whose server the user does not know.
+
+    Nor is one connected to by a URL that makes libpq do more than connect.
+    """
     try:
         named = conninfo_to_dict(url)
     except ProgrammingError:  # what is no URL is connected to by nobody, and told by who opens it
@@ -33,7 +39,7 @@ def refuse_unknown_server(url: str, named_by: Path) -> None:
     given = f"{os.environ.get(_VARIABLE, '')},{os.environ.get('PGHOST', '')}".lower().split(",")
     known = {host.strip() for host in given}
     unknown = [host for host in hosts if host not in known and not _is_here(host)]
-    indirect = named.keys() & {"service", "servicefile"}
+    indirect = bool(named.keys() & _INDIRECT) or ":" in str(named.get("sslkey") or "")
     if not unknown and not indirect:
         return
     allow = shlex.quote(",".join(dict.fromkeys(unknown)))

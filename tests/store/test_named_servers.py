@@ -29,6 +29,8 @@ def test_a_server_that_nobody_knows_is_not_connected_to(
             f"postgresql://{to}?host=db.example.org&hostaddr=127.0.0.1",
             f"postgres://{to}?host=127.0.0.1,db.example.org",
             f"postgresql://{to}?host=db.example.org&service=theirs",
+            f"postgresql://{to}?application_name=db.example.org&sslkeylogfile={tmp_path}/written",
+            f"postgresql://{to}?application_name=db.example.org&sslkey=engine:theirs",
         ):
             (tmp_path / STORE_POINTER).write_text(url)
             for read_only in (True, False):

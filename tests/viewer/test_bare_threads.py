@@ -67,6 +67,29 @@ def test_forged_times_hide_nothing_and_a_copy_says_that_they_are_left_out(tmp_pa
     place.close()
 
 
+def test_ids_of_other_types_are_read_to_the_end(tmp_path: Path) -> None:
+    """In a table without types a number is below every text, that which it was told as included."""
+    record(str(tmp_path / "store.db"), ["a"])
+    with sqlite3.connect(tmp_path / "store.db") as forged:
+        for table in ("threads", "checkpoints"):
+            forged.execute(f"CREATE TABLE forged AS SELECT * FROM {table}")
+            forged.execute(f"DROP TABLE {table}")
+            columns = ", ".join(row[1] for row in forged.execute("PRAGMA table_info(forged)"))
+            forged.execute(f"CREATE TABLE {table} ({columns})")
+            forged.execute(f"INSERT INTO {table} SELECT * FROM forged")
+            forged.execute("DROP TABLE forged")
+        for id_, at in ((5, 1.0), (16, 1.0), ("7", 1.0), (b"x", 1.0), ("z", None), ("y", None)):
+            forged.execute("INSERT INTO threads (id, updated_at) VALUES (?, ?)", (id_, at))
+            forged.execute("INSERT INTO checkpoints (thread_id, ns) VALUES (?, '')", (id_,))
+    place = Place("p", str(tmp_path / "store.db"), None)
+    found, after = list[str](), ""
+    while after is not None and len(found) < 20:
+        page = bare_threads(place, after, limit=1)
+        found, after = [*found, *(row["thread"] for row in page["threads"])], page["next"]
+    assert found == ["a", "x", "7", "5", "16", "z", "y"]
+    place.close()
+
+
 @pytest.mark.whole
 def test_one_is_found_from_the_first_page_and_read_checkpoint_by_checkpoint(tmp_path: Path, browsing: Browsing) -> None:
     record(str(tmp_path / "store.db"), ["first", "\u202esecond <b>"])

@@ -22,7 +22,7 @@ from typing import Any
 from hrm_agent.errors import ConfigError
 from hrm_agent.files import json_line
 from hrm_agent.training.analysis.page import page
-from hrm_agent.training.analysis.pictures import draw
+from hrm_agent.training.analysis.pictures import PICTURES, draw
 from hrm_agent.training.analysis.report import AnalysisReport, MarkedCall
 from hrm_agent.unicode import replace_surrogates
 
@@ -80,6 +80,7 @@ def _pictures(report: AnalysisReport, folder: Path) -> tuple[dict[str, bytes], d
 @contextmanager
 def _whole(folder: Path) -> Generator[Path]:
     """A folder to write to, which takes the place of `folder` at the end, and is gone on failure."""
+    folder = folder.resolve()  # where a link leads: what it names is replaced, and the link stays
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent):
         _remove_stale(folder)
@@ -123,12 +124,12 @@ def _remove(left: Path, folder: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Whether nothing but files of an analysis is in there."""
-    known = (_REPORT, _TOKENS, _PAGE)
+    known = {_REPORT, _TOKENS, _PAGE, *(f"{each.name}{dark}.png" for each in PICTURES for dark in ("", "-dark"))}
     with suppress(OSError):
         return (
             path.is_dir()
             and not path.is_symlink()
-            and all(each.is_file() and (each.name in known or each.suffix == ".png") for each in path.iterdir())
+            and all(each.is_file() and each.name in known for each in path.iterdir())
         )
     return False
 

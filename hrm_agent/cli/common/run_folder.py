@@ -41,7 +41,7 @@ def refuse_without_rollouts(where: str) -> None:
         return
     try:
         command = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get(COMMAND_KEY)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return  # whoever opens the folder says what is not there
     if command == "train sft":
         raise ConfigError(

@@ -18,8 +18,8 @@ _BARE = (
     "threads t WHERE t.trajectory_id IS NULL "
     "AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.thread_id = t.id AND c.ns = '')"
 )
-_AT = "CAST(t.updated_at AS DOUBLE PRECISION)"
-"""A forged row may hold any value there."""
+_AT, _ID = "COALESCE(CAST(t.updated_at AS DOUBLE PRECISION), 0)", "CAST(t.id AS TEXT)"
+"""A forged row may hold any value there: numbers are all below texts, and pages would begin with them for ever."""
 
 
 def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def bare_threads(place: Place, after: str = "", limit: int = 200) -> dict[str, A
             at = float(written)
         except ValueError:
             raise ConfigError(f"after={after[:80]!r} is no end of a page.", "Leave it out for the first one.") from None
-        where, values = f"AND ({_AT} < ? OR ({_AT} = ? AND t.id < ?))", [at, at, id_]
-    query = f"SELECT t.id, t.created_at, {_AT} FROM {_BARE} {where} ORDER BY {_AT} DESC, t.id DESC LIMIT ?"
+        where, values = f"AND ({_AT} < ? OR ({_AT} = ? AND {_ID} < ?))", [at, at, id_]
+    query = f"SELECT {_ID}, t.created_at, {_AT} FROM {_BARE} {where} ORDER BY {_AT} DESC, {_ID} DESC LIMIT ?"
     with store.database.read() as cursor:
         rows = [(str(id_), begun, at) for id_, begun, at in cursor.execute(query, [*values, limit]).fetchall()]
         ids = [id_ for id_, *_ in rows]

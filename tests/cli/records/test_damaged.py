@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hrm_agent.store import open_store
@@ -50,6 +52,14 @@ def test_what_needs_it_says_so(damaged: str, hrm: Command) -> None:
     done = hrm("show", "trajectory-2", "--store", damaged)
     assert done.code == 2 and "The trajectory trajectory-2 cannot be read: " in done.err
     assert "`hrm-agent store verify`" in done.err and "Traceback" not in done.err
+
+
+def test_a_configuration_that_cannot_be_read_is_no_reason_to_fail(hrm: Command, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("a = " + "[" * 50_000)
+    for words in (("history", "--store"), ("analyze",)):
+        done = hrm(*words, str(tmp_path / "run"))
+        assert done.code == 2 and "There is no store at" in done.err
 
 
 @pytest.mark.parametrize(

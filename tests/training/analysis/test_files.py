@@ -48,3 +48,22 @@ def test_one_that_was_killed_between_two_renames_loses_no_analysis(tmp_path: Pat
     with pytest.raises(KeyError), _whole(folder):
         raise KeyError
     assert (folder / "report.json").read_text() == "earlier" and hidden(tmp_path) == set()
+
+
+def test_pictures_of_somebody_elses_are_not_taken_away(tmp_path: Path) -> None:
+    """A folder's name alone does not say that an analysis has made it."""
+    pictures = tmp_path / ".analysis-holidays"
+    pictures.mkdir()
+    (pictures / "beach.png").touch()
+    with _whole(tmp_path / "analysis"):
+        assert (pictures / "beach.png").exists()
+    assert hidden(tmp_path) == {pictures}
+
+
+def test_the_folder_that_a_link_names_is_replaced(tmp_path: Path) -> None:
+    there, link = tmp_path / "there", tmp_path / "link"
+    there.mkdir()
+    link.symlink_to(there)
+    with _whole(link) as part:
+        (part / "report.json").write_text("new")
+    assert link.is_symlink() and (there / "report.json").read_text() == "new" and hidden(tmp_path) == set()
