@@ -47,7 +47,7 @@
     </section>`;
 
   const BareThreads = ({ of }) =>
-    of.map((one) => html`<p key=${one.place}><${Text} of=${one.place} />: <a href=${hrm.link("threads", { place: one.place })}>${hrm.ui.format.count(one.threads)} ${one.threads === 1 ? "thread" : "threads"} without a trajectory</a></p>`);
+    of.map((one) => html`<p class="aside" key=${one.place}><${Text} of=${one.place} />: <a href=${hrm.link("threads", { place: one.place })}>${hrm.ui.format.count(one.threads)} ${one.threads === 1 ? "thread" : "threads"} without a trajectory</a></p>`);
 
   function Runs() {
     const answer = hrm.useData("runs", {});

@@ -22,7 +22,7 @@
     const rows = useMemo(() => pages.flat(), [pages]);
     const columns = useMemo(() => COLUMNS(place), [place]);
     return html`<${Page} title=${TITLE} crumbs=${[{ text: "Runs", href: "#/" }, { text: place }]}>
-      <p class="muted">Checkpoints of a program that was given the checkpointer of this store, and recorded nothing else of its runs.</p>
+      <p class="muted aside">Checkpoints of a program that was given the checkpointer of this store, and recorded nothing else of its runs.</p>
       ${error && html`<${Problem} error=${error} />`}
       ${loading ? html`<${Loading} />` : rows.length
         ? html`<${Table} rows=${rows} columns=${columns} id=${(row) => row.thread} href=${(row) => link_of(place, row.thread)} label=${TITLE} />`
@@ -63,7 +63,7 @@
       ${moments.problem && html`<${Problem} error=${moments.problem} />`}
       <${Slider} moment=${moments.total ? moments.peek(now) : null} position=${now} total=${moments.total} onMove=${move} />
       <${GraphFold} place=${place} thread=${thread} lit=${moment ? (moment.next.length ? moment.next : ["__end__"]) : []} />
-      <${Switch} label="What is shown" value=${tab} onChoose=${set_tab} options=${{ conversation: "Conversation", state: "State" }} />
+      <div class="aside"><${Switch} label="What is shown" value=${tab} onChoose=${set_tab} options=${{ conversation: "Conversation", state: "State" }} /></div>
       <div role="tabpanel" aria-labelledby=${`tab-${tab}`}>
         ${moment ? html`<h2 class="as-of">As of checkpoint ${settled + 1}</h2>
           <${Moment} place=${place} thread=${thread} checkpoint=${moment.checkpoint} show=${tab} />` : html`<${Loading} />`}
