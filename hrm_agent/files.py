@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from hrm_agent.errors import RunError
 
-__all__ = ["alone_in", "json_line", "read_whole", "replacing"]
+__all__ = ["alone_in", "json_line", "locked_folder", "read_whole", "replacing"]
 
 
 _held: ContextVar[frozenset[Path]] = ContextVar("_held", default=frozenset())
@@ -84,3 +84,14 @@ def alone_in(folder: Path) -> Generator[None]:
             yield
         finally:
             _held.set(_held.get() - {place})
+
+
+@contextmanager
+def locked_folder(folder: Path, how: int = 0) -> Generator[None]:
+    """Alone, until the block or the process ends. `LOCK_NB` raises `BlockingIOError` where another is."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(opened)

@@ -5,8 +5,8 @@ line; a block that names a file (`python own.py`) is saved as that file. Of the 
 the background until the page's end, if it ends in `&`), `sh` and what it is piped to are run by bash, `python -m
 pytest` runs a file of the page and `python -m hrm_agent...` a module of the package, `torchrun` its processes, a `make`
 target has to exist, and a few commands that would change the machine are only recognised; anything else is a mistake. A
-page with a block under a comment `<!-- slow -->` is left to the slow tests, as are a few that take long. One that says
-`after: PAGE` in its front matter goes on with the files of that page, which runs before it, and not by itself as well.
+page with a block under a comment `<!-- slow -->` is left to the slow tests, as are a few that take long. A page with
+`after: OTHER` in its front matter runs the blocks of OTHER first, in one folder; OTHER has no test of its own then.
 """
 
 from __future__ import annotations

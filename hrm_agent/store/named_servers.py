@@ -21,15 +21,21 @@ from hrm_agent.store.shown_url import shown_url
 __all__ = ["refuse_unknown_server"]
 
 _VARIABLE = "HRM_AGENT_STORE_HOSTS"
-_INDIRECT = {"service", "servicefile", "sslkeylogfile"}
-"""Parameters that name the server elsewhere, or make libpq write to a file. A key with a colon in its name is not a
-file: OpenSSL loads a library for it."""
+_PARAMETERS = {
+    *("host", "hostaddr", "port", "dbname", "user", "password", "options", "application_name", "client_encoding"),
+    *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "sslcrldir", "sslsni", "sslnegotiation"),
+    *("ssl_min_protocol_version", "ssl_max_protocol_version", "gssencmode", "channel_binding", "require_auth"),
+    *("connect_timeout", "tcp_user_timeout", "keepalives", "keepalives_idle", "keepalives_interval"),
+    *("keepalives_count", "target_session_attrs", "load_balance_hosts"),
+}
+"""Of libpq. Others name the server in another place (`service`), write to a file (`sslkeylogfile`), or ask a third
+party (`oauth_issuer`)."""
 
 
 def refuse_unknown_server(url: str, named_by: Path) -> None:
     """Raises `StoreError` for a PostgreSQL URL, read from the file `named_by`, whose server the user does not know.
 
-    Nor is one connected to by a URL that makes libpq do more than connect.
+    The same for a URL with parameters that make libpq do more than connect.
     """
     try:
         named = conninfo_to_dict(url)
@@ -39,15 +45,21 @@ def refuse_unknown_server(url: str, named_by: Path) -> None:
     given = f"{os.environ.get(_VARIABLE, '')},{os.environ.get('PGHOST', '')}".lower().split(",")
     known = {host.strip() for host in given}
     unknown = [host for host in hosts if host not in known and not _is_here(host)]
-    indirect = bool(named.keys() & _INDIRECT) or ":" in str(named.get("sslkey") or "")
-    if not unknown and not indirect:
+    refused = named.keys() - _PARAMETERS
+    if ":" in str(named.get("sslkey") or ""):  # no file: OpenSSL loads a library
+        refused.add("sslkey")
+    if not unknown and not refused:
         return
-    allow = shlex.quote(",".join(dict.fromkeys(unknown)))
+    instead = "name the store's own URL in place of the folder."
+    if refused:
+        hint = f"A folder's URL may not set {', '.join(sorted(refused))}: {instead}"
+    else:
+        allow = shlex.quote(",".join(dict.fromkeys(unknown)))
+        hint = f"Where the server is yours: `export {_VARIABLE}={allow}`. Or {instead}"
     raise StoreError(
         f"{named_by} names a store on a server, {shown_url(url)}; whoever made the folder wrote that, so it was not "
         "connected to.",
-        ("" if indirect else f"Where the server is yours: `export {_VARIABLE}={allow}`. ")
-        + "Or name the store's own URL in place of the folder.",
+        hint,
     )
 
 

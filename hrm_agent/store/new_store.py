@@ -7,7 +7,6 @@ server its tables are there at once, and their rows when the transaction of whoe
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Generator, Sequence
@@ -15,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hrm_agent.errors import StoreError, StoreFullError
+from hrm_agent.files import locked_folder
 from hrm_agent.store.run_store import RunStore, file_of, open_store
 from hrm_agent.store.sqlite import SqliteDatabase
 from hrm_agent.store.sqlite_file import sqlite_url
@@ -48,7 +48,7 @@ def new_store(where: str, *, key: str | bytes | None = None, allow: Sequence[str
 def _move(part: Path, path: Path) -> None:
     if (log := Path(f"{part}-wal")).exists() and log.stat().st_size > 0:
         raise _full(path)  # rows are in the log alone, and closing says nothing of that
-    with _locked(path.parent):
+    with locked_folder(path.parent):
         if _is_there(path):
             raise StoreError(f"{path} was made by another process meanwhile.", "Nothing was written. Name another.")
         for suffix in _BESIDE:  # of an earlier file of this name: SQLite would play them back into the new one
@@ -66,30 +66,19 @@ def _folder_beside(path: Path) -> Generator[Path]:
     prefix = f"{path.name}.part-"
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        with _locked(path.parent):  # nobody takes the folder for a left one before it is locked
+        with locked_folder(path.parent):  # nobody takes the folder for a left one before it is locked
             _remove_left(path.parent, prefix)
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            stack.enter_context(_locked(folder))
+            stack.enter_context(locked_folder(folder))
         yield folder
 
 
 def _remove_left(parent: Path, prefix: str) -> None:
     for left in parent.iterdir():
         if left.name.startswith(prefix) and left.is_dir():
-            with suppress(BlockingIOError), _locked(left, fcntl.LOCK_NB):
+            with suppress(BlockingIOError), locked_folder(left, fcntl.LOCK_NB):
                 shutil.rmtree(left, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path, how: int = 0) -> Generator[None]:
-    """Alone, until the block or the process ends. `LOCK_NB` raises `BlockingIOError` where another is."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | how)
-        yield
-    finally:
-        os.close(opened)
 
 
 def _full(path: Path) -> StoreFullError:

@@ -1,4 +1,4 @@
-"""A folder that names a server as its store: whoever made the folder does not choose whom we connect to."""
+"""Which of the servers that a folder's `store.url` may name are connected to, and which are refused."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def test_a_server_that_nobody_knows_is_not_connected_to(
             f"postgresql://{to}?host=db.example.org&service=theirs",
             f"postgresql://{to}?application_name=db.example.org&sslkeylogfile={tmp_path}/written",
             f"postgresql://{to}?application_name=db.example.org&sslkey=engine:theirs",
+            f"postgresql://{to}?application_name=db.example.org&oauth_issuer=https://theirs",
         ):
             (tmp_path / STORE_POINTER).write_text(url)
             for read_only in (True, False):
@@ -50,6 +51,10 @@ def test_a_server_that_nobody_knows_is_not_connected_to(
     with pytest.raises(StoreError, match="not connected to") as refused:
         open_store(tmp_path)
     assert f"`export {HOSTS}=db.example.org,2001:db8::1`" in refused.value.hint
+    (tmp_path / STORE_POINTER).write_text("postgresql:///name?service=theirs&passfile=theirs")
+    with pytest.raises(StoreError, match="not connected to") as refused:
+        open_store(tmp_path)
+    assert refused.value.hint.startswith("A folder's URL may not set passfile, service: name the store's own URL")
 
 
 def test_one_that_the_user_knows_is_read(fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 import re
 import shutil
 import tempfile
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.files import json_line
+from hrm_agent.files import json_line, locked_folder
 from hrm_agent.training.analysis.page import page
 from hrm_agent.training.analysis.pictures import PICTURES, draw
 from hrm_agent.training.analysis.report import AnalysisReport, MarkedCall
@@ -82,44 +81,31 @@ def _whole(folder: Path) -> Generator[Path]:
     """A folder to write to, which takes the place of `folder` at the end, and is gone on failure."""
     folder = folder.resolve()  # where a link leads: what it names is replaced, and the link stays
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.parent):
-        _remove_stale(folder)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        held = os.open(made, os.O_RDONLY)
-        _lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    made.chmod(0o755)
-    before = made.with_name(f"{made.name}{_REST}")
-    try:
+    with ExitStack() as stack:
+        with locked_folder(folder.parent):  # nobody takes the new folder for a stale one before it is locked
+            _remove_stale(folder)
+            made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            stack.callback(shutil.rmtree, made, ignore_errors=True)
+            stack.enter_context(locked_folder(made))
+        made.chmod(0o755)
         yield made
-        with _locked(folder.parent):
+        before = made.with_name(f"{made.name}{_REST}")
+        with locked_folder(folder.parent):
             if folder.exists():
                 folder.rename(before)
             made.rename(folder)
         shutil.rmtree(before, ignore_errors=True)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-        os.close(held)
 
 
 def _remove_stale(folder: Path) -> None:
     """What a process that was killed has left; the analysis that it was about to replace is put back."""
     name = re.compile(rf"\.{re.escape(folder.name)}-[a-z0-9_]{{8}}({_REST})?")
     for left in [path for path in folder.parent.iterdir() if name.fullmatch(path.name) and _is_ours(path)]:
-        with suppress(OSError):  # another user's, say
-            _remove(left, folder)
-
-
-def _remove(left: Path, folder: Path) -> None:
-    descriptor = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            return
-        if left.name.endswith(_REST) and not folder.exists():
-            left.rename(folder)
-        else:
-            shutil.rmtree(left)
-    finally:
-        os.close(descriptor)
+        with suppress(OSError), locked_folder(left, fcntl.LOCK_NB):  # it may be another user's, or be written
+            if left.name.endswith(_REST) and not folder.exists():
+                left.rename(folder)
+            else:
+                shutil.rmtree(left)
 
 
 def _is_ours(path: Path) -> bool:
@@ -132,26 +118,6 @@ def _is_ours(path: Path) -> bool:
             and all(each.is_file() and each.name in known for each in path.iterdir())
         )
     return False
-
-
-@contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """Two processes do not look for what is stale and make what is not at the same time."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, how: int) -> bool:
-    """Whether it is held now. A file system without locks of folders holds none: nothing is stale there."""
-    try:
-        fcntl.flock(descriptor, how)
-    except OSError:
-        return False
-    return True
 
 
 def _is_analysis(folder: Path) -> bool:
