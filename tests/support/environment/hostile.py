@@ -373,7 +373,10 @@ def read_hostile_files(seed: int, count: int) -> list[str]:
         words = b"".join(
             chance.choices((*NAMES, b"\n", b" ", b"12", b"VmHWM:", b"Pss:", b"\t"), k=chance.randrange(12))
         )
-        if not 0 <= figure(words, chance.choice((b"VmHWM:", b"Pss:", b"oom_kill ", b""))) < 10**9:
+        name = chance.choice((b"VmHWM:", b"Pss:", b"oom_kill "))
+        line = next((line for line in words.split(b"\n") if line.startswith(name)), b"")
+        expected = [int(word) for word in line.removeprefix(name).split()[:1] if word.isdigit()]
+        if figure(words, name) != sum(expected):
             found.append(f"a figure of {words!r}")
     files.close()
     return found
