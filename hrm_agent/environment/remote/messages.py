@@ -200,7 +200,7 @@ _SENT_SUBMISSION, _SENT_RESULT = TypeAdapter(Submission), TypeAdapter(ExecutionR
 
 def submission_record(submission: Submission) -> dict[str, Any]:
     """The JSON form of a call."""
-    return _SENT_SUBMISSION.dump_python(submission, exclude_defaults=True, warnings=False)
+    return _SENT_SUBMISSION.dump_python(submission, exclude={"client"}, exclude_defaults=True, warnings=False)
 
 
 def result_record(result: ExecutionResult) -> dict[str, Any]:
