@@ -6,11 +6,13 @@ the nodes of a Ray cluster (`RayEnvironment`). A contract suite runs against eac
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import SessionState, ToolStatus
 
 __all__ = ["Cell", "Environment", "ExecutionResult", "Limits", "SessionState", "Submission"]
@@ -145,6 +147,16 @@ class Environment(ABC):
     @abstractmethod
     async def metrics(self) -> str:
         """Counts and times so far, in Prometheus' text format."""
+
+    async def check_health(self, seconds: float = 5.0) -> str:
+        """Why it cannot run calls now; empty if it can. Asks what serves them, and waits `seconds` for each answer."""
+        try:
+            await asyncio.wait_for(self.metrics(), seconds)
+        except TimeoutError:
+            return f"the environment has not answered within {seconds:g} s"
+        except HrmError as error:
+            return str(error)
+        return ""
 
     @abstractmethod
     async def close(self) -> None:

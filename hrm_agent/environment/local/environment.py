@@ -110,6 +110,11 @@ class LocalEnvironment(Environment):
         """Take no more calls, and wait for the open ones; False if some are still open after `seconds`."""
         return await asyncio.to_thread(self._scheduler.drain, seconds)
 
+    async def check_health(self, seconds: float = 5.0) -> str:
+        if not await asyncio.to_thread(self._workers.responds, seconds):
+            return f"the thread that serves the slots has not answered within {seconds:g} s"
+        return await super().check_health(seconds)
+
     async def close(self) -> None:
         await asyncio.to_thread(self.shutdown)
 

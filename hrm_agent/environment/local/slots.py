@@ -28,6 +28,7 @@ from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, LESS_ISOLATION_HINT, Isolation, level_of
 from hrm_agent.environment.local.slot_files import SlotFiles, infrastructure_failure
 from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool, refused_calls
+from hrm_agent.environment.local.wake import Wake
 from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, installed, wait_until
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REFUSED, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
@@ -84,10 +85,10 @@ class LocalWorkers:
         """To be told by the thread."""
         self._numbers, self._slot_numbers = count(1), count(1)
         self._on_death: Callable[[int], None] = lambda session: None
-        self._down, self.slot_deaths = "", 0
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._down, self.slot_deaths, self.faults = "", 0, 0
+        self._wake = Wake()
         self._poll = select.epoll()
-        self._poll.register(self._wake, select.EPOLLIN)
+        self._poll.register(self._wake.descriptor, select.EPOLLIN)
         started: Future[None] = Future()
         given = started, isolation if cgroup is None else Isolation.L3, cgroup
         self._thread = threading.Thread(target=self._serve, args=given, name="sandbox", daemon=True)
@@ -130,11 +131,14 @@ class LocalWorkers:
     def on_session_death(self, callback: Callable[[int], None]) -> None:
         self._on_death = callback
 
+    def responds(self, seconds: float) -> bool:
+        return not self._down and self._wake.is_answered(seconds)
+
     def close(self) -> None:
         with self._lock:
             self._down = self._down or "the environment was closed"
         if self._thread.is_alive():  # closing twice is no error
-            os.eventfd_write(self._wake, 1)
+            self._wake.ring()
             self._thread.join()
 
     def abandon(self) -> None:
@@ -159,7 +163,7 @@ class LocalWorkers:
             self._discard(slot)
         if pool.zygote is None or not self._send_work(self._new_slot(pool, pool.zygote), work):
             pool.waiting.append(work)
-            os.eventfd_write(self._wake, 1)
+            self._wake.ring()
 
     def _new_slot(self, pool: SlotPool, zygote: ZygoteProcess) -> SlotHandle:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -214,7 +218,7 @@ class LocalWorkers:
     def _notify(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
         """From the thread, since whoever starts a work holds locks of its own."""
         self._finished.append((work, result, lost))
-        os.eventfd_write(self._wake, 1)
+        self._wake.ring()
 
     def _failure(self, reason: str) -> ExecutionResult:
         return infrastructure_failure(reason, self.isolation)
@@ -226,7 +230,7 @@ class LocalWorkers:
             self._start_isolated(least, top)
         except BaseException as error:
             self._poll.close()
-            os.close(self._wake)
+            self._wake.close()
             started.set_exception(error)
             return
         started.set_result(None)
@@ -276,9 +280,8 @@ class LocalWorkers:
         return f"no slot can be made ({zygote.last_words() or 'no message'})"
 
     def _on_readable(self, descriptor: int) -> None:
-        if descriptor == self._wake:
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+        if descriptor == self._wake.descriptor:
+            self._wake.answer()
             return
         with self._lock:
             slot = self._by_line.get(descriptor)
@@ -384,7 +387,7 @@ class LocalWorkers:
         self._end_zygotes()
         self._notify_finished()
         self._poll.close()
-        os.close(self._wake)
+        self._wake.close()
 
     def _end_zygotes(self) -> None:
         with self._lock:

@@ -95,6 +95,11 @@ class RayEnvironment(Environment):
         """The queue's, and counts by node."""
         return self._scheduler.metrics() + await asyncio.to_thread(self._workers.metrics)
 
+    async def check_health(self, seconds: float = 5.0) -> str:
+        if not await asyncio.to_thread(self._workers.responds, seconds):
+            return f"the thread that serves the slots has not answered within {seconds:g} s"
+        return await super().check_health(seconds)
+
     async def close(self) -> None:
         await asyncio.to_thread(self.shutdown)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -54,7 +55,7 @@ class RayWorkers:
         self._overhang = overhang
         self.isolation = ""
         """Of the weakest node. An outcome has its own node's."""
-        self.slots = self.slot_deaths = 0
+        self.slots = self.slot_deaths = self.faults = 0
         self.grew: Callable[[], None] = lambda: None
         """Is called when there are more slots than before."""
         self._cluster = RayCluster(ray, make, least)
@@ -90,6 +91,11 @@ class RayWorkers:
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
         self._on_death = callback
+
+    def responds(self, seconds: float) -> bool:
+        answered = threading.Event()
+        self._post(answered.set)
+        return not self._down and answered.wait(seconds)
 
     def close(self) -> None:
         if not self._loop.is_closed():

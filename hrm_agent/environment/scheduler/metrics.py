@@ -24,6 +24,7 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _GAUGES = {
     "slots": "Calls that may run at once.",
     "slot_deaths": "Slots that died and were replaced.",
+    "worker_faults": "Surprises of the thread that serves the slots, each of which ended one call or one slot.",
     "running": "Slots in use.",
     "waiting": "Calls in the queue, those that wait for an earlier call of their session included.",
     "outside": "Calls that wait for room in the queue.",

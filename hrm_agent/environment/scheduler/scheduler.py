@@ -228,6 +228,7 @@ class Scheduler:
         gauges = {
             "slots": self._workers.slots,
             "slot_deaths": self._workers.slot_deaths,
+            "worker_faults": self._workers.faults,
             "running": self._dispatch.busy,
             "waiting": self._dispatch.waiting,
             "outside": len(self._outside),

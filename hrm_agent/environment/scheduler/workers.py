@@ -42,6 +42,8 @@ class Workers(Protocol):
     """Works that may run at once; the caller keeps to it. Idle sessions do not count."""
     slot_deaths: int
     """Slots that died so far, and were replaced."""
+    faults: int
+    """Surprises of the serving thread so far: each ended one call or one slot, and was logged."""
 
     def start(self, work: Work) -> None:
         """Begin `work`; one at a time per session."""
@@ -57,6 +59,10 @@ class Workers(Protocol):
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
         """`callback(session)` whenever the process of a session is gone; before `done`, if a call ended it."""
+        ...
+
+    def responds(self, seconds: float) -> bool:
+        """True if the serving thread has answered within `seconds`; blocks until then. False once it is closed."""
         ...
 
     def close(self) -> None:

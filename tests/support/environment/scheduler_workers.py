@@ -32,6 +32,7 @@ class ThreadWorkers:
     slots: int = 2
     isolation: str = "L0"
     slot_deaths: int = 0
+    faults: int = 0
     began: list[str] = field(default_factory=list)
     """Codes, in the order in which they were started."""
     works: list[Work] = field(default_factory=list)
@@ -87,6 +88,9 @@ class ThreadWorkers:
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
         self._on_death = callback
+
+    def responds(self, seconds: float) -> bool:
+        return True
 
     def close(self) -> None:
         with self._lock:
@@ -145,6 +149,7 @@ class SteppedWorkers:
     slots: int = 2
     isolation: str = "L0"
     slot_deaths: int = 0
+    faults: int = 0
     running: list[Work] = field(default_factory=list)
     ran: dict[int, list[str]] = field(default_factory=dict)
     """Number of a session -> codes that its process has run."""
@@ -180,6 +185,9 @@ class SteppedWorkers:
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
         self.died = callback
+
+    def responds(self, seconds: float) -> bool:
+        return True
 
     def close(self) -> None:
         for work in list(self.running):
