@@ -12,7 +12,7 @@ from functools import cache
 
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.local.slot_files import OUTPUT_FACTOR, SlotFiles, outcome
-from hrm_agent.environment.local.zygote_process import ZygoteProcess
+from hrm_agent.environment.local.zygote_process import ZygoteProcess, is_hung_up
 from hrm_agent.environment.sandbox.protocol import REQUEST, Ended, Operation, Reply, Request
 from hrm_agent.environment.sandbox.system_calls import ARCHITECTURES, NUMBERS
 from hrm_agent.environment.scheduler.workers import Work
@@ -21,6 +21,8 @@ from hrm_agent.trajectory import ToolStatus
 __all__ = ["SlotHandle", "SlotPool", "refused_calls"]
 
 
+MAX_SILENT_DEATHS, GIVEN_UP_SECONDS = 3, 10.0
+"""A zygote is given up for so long when it died so often without a slot of it answering."""
 MAX_CALLS = 1000
 """Calls after which a slot is replaced by a new one, which costs milliseconds."""
 
@@ -84,10 +86,16 @@ class SlotHandle:
         try:
             self.files.prepare(work.code)
             self.line.send(REQUEST.pack(*request))
-        except OSError:
+        except BaseException as error:
             self.work = None
-            return False
+            if isinstance(error, OSError):
+                return False
+            raise
         return True
+
+    def has_ended(self) -> bool:
+        """True if the slot is gone, also where that is not heard of yet."""
+        return is_hung_up(self.line)
 
     def kill(self) -> None:
         """Have it end its work. Where it died just now, that is heard of."""
@@ -125,10 +133,21 @@ class SlotPool:
     """Works that wait for the zygote to be started."""
     silent_deaths: int = 0
     """Of zygotes, since a slot answered."""
+    last_death: float = 0.0
+    """On the monotonic clock."""
     unneeded: int = 0
     """So many of the idle slots were idle all the time since `counted_at`."""
     counted_at: float = 0.0
     """On the monotonic clock."""
+
+    def lose_zygote(self) -> None:
+        """It has died."""
+        self.zygote, self.last_death = None, time.monotonic()
+        self.silent_deaths += 1
+
+    def is_given_up(self) -> bool:
+        """Whether no zygote is to be started for now; it may have been the machine, so that is tried again."""
+        return self.silent_deaths >= MAX_SILENT_DEATHS and time.monotonic() - self.last_death < GIVEN_UP_SECONDS
 
     def take(self) -> SlotHandle | None:
         """The slot that was idle for longest: its next child is likely ready. None if there is no idle slot."""

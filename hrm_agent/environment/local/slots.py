@@ -3,7 +3,8 @@
 A zygote for each pool of slots: `bare` has the standard library warm, `scientific` the packages that snippets may
 import; a call is routed by the package names found in its code. Zygotes fork slots as they are needed, slots are kept.
 One thread hears what slots have to say; it is also the one that starts zygotes, since a zygote dies with the thread
-that started it.
+that started it. Nothing ends it that goes wrong in it: a surprise costs one call at most, is counted and logged, and
+the slot or zygote that it happened at is replaced.
 
 What lies where: `sandbox/kernel.py` says how a slot is fenced off, `sandbox/slot.py` how a call is watched.
 """
@@ -12,23 +13,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
-import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, LESS_ISOLATION_HINT, Isolation, level_of
-from hrm_agent.environment.local.slot_files import SlotFiles, infrastructure_failure
+from hrm_agent.environment.local.serving_thread import Guard, Wake
+from hrm_agent.environment.local.slot_files import infrastructure_failure
 from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool, refused_calls
-from hrm_agent.environment.local.wake import Wake
+from hrm_agent.environment.local.slot_table import SlotTable
 from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, installed, wait_until
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REFUSED, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
@@ -39,10 +39,8 @@ __all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
 
 SCIENTIFIC = ("numpy", "sympy")
 """Packages that snippets may import unless told otherwise, where they are installed."""
-SURPLUS_SECONDS, QUIET_SECONDS = 1.0, 0.05
-"""For how long idle slots above `slots` are kept that nobody needs: while something runs or lives, and else."""
-MAX_SILENT_DEATHS = 3
-"""A zygote is given up when it died so often without a slot of it answering."""
+FAULT_SECONDS = 0.05
+"""Pause of the thread where it could not even hear of anything."""
 
 
 def default_slots() -> int:
@@ -64,31 +62,25 @@ class LocalWorkers:
     ) -> None:
         """`packages`: installed distributions that snippets may import; None: numpy and sympy, if they are there.
         `cgroup`: one that was delegated; L3 is asked for by it. None: for L3 this process's own is divided.
-        `spare_seconds`: how long idle slots above `slots` are kept; None: `SURPLUS_SECONDS`, or `QUIET_SECONDS`.
+        `spare_seconds`: how long idle slots above `slots` are kept; None: a second, or less where nothing lives.
         """
         if sys.platform != "linux":
             raise HrmError(
                 f"Model-written code is isolated by Linux; this is {sys.platform}.",
                 "Run `hrm-agent environment serve` on a Linux machine, and name it here with --environment URL.",
             )
-        self._crowd = max(1, (os.cpu_count() or 1) // 2)
-        """Number of busy slots from which on requests say `crowded`."""
-        self._spare, self.slots = spare_seconds, slots or default_slots()
+        self.slots = slots or default_slots()
         self.packages = installed(SCIENTIFIC) if packages is None else tuple(packages)
         """What snippets may import beside the standard library."""
-        self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self.packages))})\b") if self.packages else None
-        self._bare, self._scientific = self._pools = SlotPool(()), SlotPool(self.packages)
+        self._wake, self._poll = Wake(), select.epoll()
+        self._poll.register(self._wake.descriptor, select.EPOLLIN)
         self._lock = threading.Lock()
-        self._by_line: dict[int, SlotHandle] = {}
-        self._sessions: dict[int, SlotHandle] = {}
+        self._table = SlotTable(self.slots, self.packages, self._poll, spare_seconds)
+        self._by_line = self._table.by_line
         self._finished: list[tuple[Work, ExecutionResult, bool]] = []
         """To be told by the thread."""
-        self._numbers, self._slot_numbers = count(1), count(1)
         self._on_death: Callable[[int], None] = lambda session: None
-        self._down, self.slot_deaths, self.faults = "", 0, 0
-        self._wake = Wake()
-        self._poll = select.epoll()
-        self._poll.register(self._wake.descriptor, select.EPOLLIN)
+        self._down, self.slot_deaths, self._guard = "", 0, Guard("sandbox")
         started: Future[None] = Future()
         given = started, isolation if cgroup is None else Isolation.L3, cgroup
         self._thread = threading.Thread(target=self._serve, args=given, name="sandbox", daemon=True)
@@ -102,14 +94,15 @@ class LocalWorkers:
             if self._down:
                 self._notify(work, self._failure(self._down), lost=False)
                 return
-            slot = self._sessions.get(work.session)
+            slot = self._table.sessions.get(work.session)
             if slot is None and work.session and not work.fresh:
                 ended = replace(self._failure("The session's process had ended by itself."), status=ToolStatus.ERROR)
                 self._notify(work, ended, lost=True)
             elif slot is None:
-                self._place(work)
-            elif not self._send_work(slot, work):
-                self._discard(slot)
+                if not self._table.place(work):
+                    self._wake.ring()
+            elif not self._table.send(slot, work):
+                self._table.discard(slot)
                 self._notify(work, self._failure("the session's slot died"), lost=True)
 
     def kill(self, work: Work) -> None:
@@ -117,16 +110,16 @@ class LocalWorkers:
             slot = next((slot for slot in self._by_line.values() if slot.work is work), None)
             if slot is not None:
                 slot.kill()
-            for pool in self._pools:
+            for pool in self._table.pools:
                 if work in pool.waiting:
                     pool.waiting.remove(work)
                     self._notify(work, self._failure("killed before it began"), lost=False)
 
     def end_session(self, session: int) -> None:
         with self._lock:
-            slot = self._sessions.pop(session, None)
+            slot = self._table.sessions.pop(session, None)
             if slot is not None and slot.work is None:
-                slot.end_session(next(self._numbers))
+                slot.end_session(next(self._table.numbers))
 
     def on_session_death(self, callback: Callable[[int], None]) -> None:
         self._on_death = callback
@@ -147,73 +140,14 @@ class LocalWorkers:
             slot.line.close()
 
     @property
+    def faults(self) -> int:
+        return self._guard.faults
+
+    @property
     def pid(self) -> int:
         """Process id of the bare fork server."""
-        zygote = self._bare.zygote
+        zygote = self._table.bare.zygote
         return zygote.pid if zygote is not None else 0
-
-    # slots; the lock is held
-
-    def _place(self, work: Work) -> None:
-        scientific = self._words is not None and self._words.search(work.code) is not None
-        pool = self._scientific if scientific else self._bare
-        while (slot := pool.take()) is not None:
-            if self._send_work(slot, work):
-                return
-            self._discard(slot)
-        if pool.zygote is None or not self._send_work(self._new_slot(pool, pool.zygote), work):
-            pool.waiting.append(work)
-            self._wake.ring()
-
-    def _new_slot(self, pool: SlotPool, zygote: ZygoteProcess) -> SlotHandle:
-        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        line.setblocking(False)  # it never holds more than the requests of one call
-        slot = SlotHandle(pool, line, SlotFiles())
-        self._by_line[line.fileno()] = slot
-        self._poll.register(line.fileno(), select.EPOLLIN)
-        with suppress(OSError), theirs:  # the zygote is gone: that is heard of
-            zygote.new_slot(next(self._slot_numbers), [theirs.fileno(), *slot.files.descriptors])
-        return slot
-
-    def _send_work(self, slot: SlotHandle, work: Work) -> bool:
-        crowded = sum(other.work is not None for other in self._by_line.values()) >= self._crowd
-        sent = slot.send(work, next(self._numbers), crowded=crowded)
-        if sent and work.session:
-            slot.session = work.session
-            self._sessions[work.session] = slot
-        return sent
-
-    def _set_idle(self, slot: SlotHandle) -> None:
-        pool = slot.pool
-        if slot.worn:
-            self._discard(slot)
-            if pool.zygote is not None and len(pool.idle) < self.slots:
-                pool.idle.append(self._new_slot(pool, pool.zygote))
-        else:
-            pool.idle.append(slot)
-
-    def _give_up_surplus(self) -> float | None:
-        """Discard idle slots that nobody needs. Seconds until that is to be looked at again."""
-        if all(len(pool.idle) <= self.slots for pool in self._pools):
-            return None
-        with self._lock:
-            busy = bool(self._sessions) or any(slot.work is not None for slot in self._by_line.values())
-            seconds = self._spare or (SURPLUS_SECONDS if busy else QUIET_SECONDS)
-            for slot in [slot for pool in self._pools for slot in pool.surplus(self.slots, seconds)]:
-                self._discard(slot)
-        return seconds
-
-    def _discard(self, slot: SlotHandle) -> None:
-        """Forget a slot; if it lives it ends, since its socket closes."""
-        if self._by_line.pop(slot.line.fileno(), None) is None:
-            return
-        self._poll.unregister(slot.line.fileno())
-        slot.line.close()
-        slot.files.close()
-        if slot.session and self._sessions.get(slot.session) is slot:
-            del self._sessions[slot.session]
-        if slot in slot.pool.idle:
-            slot.pool.idle.remove(slot)
 
     def _notify(self, work: Work, result: ExecutionResult, *, lost: bool) -> None:
         """From the thread, since whoever starts a work holds locks of its own."""
@@ -234,12 +168,36 @@ class LocalWorkers:
             started.set_exception(error)
             return
         started.set_result(None)
-        while not self._down:
-            for descriptor, _ in self._poll.poll(self._give_up_surplus()):
-                self._on_readable(descriptor)
-            self._start_zygotes()
-            self._notify_finished()
-        self._end()
+        try:
+            while not self._down:
+                self._turn()
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        """Whatever goes wrong here is no reason to end: see `Guard`."""
+        try:
+            events = self._poll.poll(self._table.give_up_surplus(self._lock))
+        except Exception:
+            self._guard.note("hearing of the slots")
+            time.sleep(FAULT_SECONDS)
+            events = []
+        for descriptor, _ in events:
+            if not self._guard.call("hearing of a slot", self._on_readable, descriptor):
+                self._guard.call("giving up a slot", self._give_up, descriptor)
+        self._guard.call("starting a sandbox process", self._start_zygotes)
+        self._notify_finished()
+
+    def _give_up(self, descriptor: int) -> None:
+        """What was heard on it could not be dealt with: replace what is at its other end."""
+        if descriptor == self._wake.descriptor:
+            return
+        with self._lock:
+            slot = self._by_line.get(descriptor)
+        if slot is not None:
+            self._on_slot_lost(slot)
+        else:
+            self._on_zygote_readable(descriptor, broken=True)
 
     def _start_isolated(self, least: Isolation, top: Path | None) -> None:
         """The strongest isolation that can be had. Raises HrmError where that is not enough."""
@@ -265,17 +223,18 @@ class LocalWorkers:
         """Start the bare zygote and a slot of it. Empty, or what stands in the way; fills `missing`."""
         self.missing: dict[str, str] = {}
         """Layer -> why it is not in force."""
-        zygote = self._bare.zygote = ZygoteProcess(self._place_of_zygotes, ())
+        bare = self._table.bare
+        zygote = bare.zygote = ZygoteProcess(self._place_of_zygotes, ())
         if reason := zygote.handshake():
             self.missing["namespaces"] = reason
             return reason
-        slot = self._new_slot(self._bare, zygote)
+        slot = self._table.make(bare, zygote)
         with suppress(OSError):
             wait_until(slot.line, select.POLLIN)
             if ready := slot.line.recv(READY_BYTES):
                 self.missing.update(json.loads(ready))
                 self._poll.register(zygote.control.fileno(), select.EPOLLIN)
-                self._bare.idle.append(slot)
+                bare.idle.append(slot)
                 return ""
         return f"no slot can be made ({zygote.last_words() or 'no message'})"
 
@@ -310,81 +269,113 @@ class LocalWorkers:
             if reply.call and reply.call != slot.call:
                 return
             if work is not None and reply.call:
-                self._finished.append((work, *slot.result(work, reply, self.isolation)))
+                self._finished.append((work, *self._result(slot, work, reply)))
                 slot.work = None
             slot.ending, slot.worn = slot.ending and not reply.call, slot.worn or not reply.call
             if slot.session and reply.ended != Ended.ANSWERED:
-                self._sessions.pop(slot.session, None)
+                self._table.sessions.pop(slot.session, None)
                 slot.session = 0
             if reply.last:
                 if slot.work is not None:  # it came when the session's process was dying
                     self._finished.append((slot.work, self._failure("the session's process is gone"), not slot.killed))
                     slot.work = None
-                self._discard(slot)
+                self._table.discard(slot)
             elif not (slot.session or slot.work or slot.ending or slot in slot.pool.idle):
-                self._set_idle(slot)
+                self._table.set_idle(slot)
         if session and (not reply.call or reply.ended != Ended.ANSWERED):
             self._on_death(session)
 
+    def _result(self, slot: SlotHandle, work: Work, reply: Reply) -> tuple[ExecutionResult, bool]:
+        """The outcome of a work, and whether it was lost. What cannot be made out of what a snippet left is its own
+        error: it may not make a call that nobody is to blame for.
+        """
+        try:
+            return slot.result(work, reply, self.isolation)
+        except (OSError, MemoryError):  # of this process
+            raise
+        except Exception as error:
+            self._guard.note("reading what a call left")
+            slot.worn = True
+            why = f"The outcome could not be read: {type(error).__name__}.\n"
+            return ExecutionResult(ToolStatus.ERROR, stderr=why, isolation=self.isolation), False
+
     def _on_slot_lost(self, slot: SlotHandle) -> None:
-        """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again."""
+        """A slot is gone. Nothing that a snippet may do ends it: what it ran may be run again.
+
+        What has ended it may have ended others of its pool. Those that live are kept: whoever finds a way to end a slot
+        is not to take the others' warm ones.
+        """
         with self._lock:
             self.slot_deaths += 1
             session = slot.session if slot.work is None else 0
             if slot.work is not None:
                 self._finished.append((slot.work, self._failure("the slot died"), not slot.killed))
                 slot.work = None
-            for other in [slot, *slot.pool.idle]:  # what has ended it may have ended these, which is not heard of yet
-                self._discard(other)
+            self._table.discard(slot)
+            self._table.discard_dead(slot.pool)
         if session:
             self._on_death(session)
 
-    def _on_zygote_readable(self, descriptor: int) -> None:
+    def _on_zygote_readable(self, descriptor: int, *, broken: bool = False) -> None:
         """Its handshake, or its end: then its slots are gone too, each of which is heard of."""
-        for pool in self._pools:
+        for pool in self._table.pools:
             zygote = pool.zygote
-            if zygote is not None and zygote.control.fileno() == descriptor and zygote.handshake():
+            if zygote is not None and zygote.control.fileno() == descriptor and (broken or zygote.handshake()):
                 self._poll.unregister(descriptor)
                 with self._lock:
-                    pool.zygote = None
-                    pool.silent_deaths += 1
+                    pool.lose_zygote()
                 zygote.end()
 
     def _start_zygotes(self) -> None:
         """Where a work waits for one."""
-        for pool in self._pools:
+        for pool in self._table.pools:
             with self._lock:
-                works = pool.waiting
-                pool.waiting = []
+                works, pool.waiting = pool.waiting, []
             if not works:
                 continue
-            if pool.silent_deaths >= MAX_SILENT_DEATHS:
+            if pool.is_given_up():
                 failure = self._failure("the sandbox process keeps dying")
                 self._finished += [(work, failure, False) for work in works]
                 continue
-            if pool.zygote is None:
-                zygote = ZygoteProcess(self._place_of_zygotes, pool.imports)
-                self._poll.register(zygote.control.fileno(), select.EPOLLIN)
-                with self._lock:
-                    pool.zygote = zygote
+            try:
+                self._ensure_zygote(pool)
+            except Exception as error:
+                failure = self._failure(f"the sandbox process could not be started: {error}")
+                self._finished += [(work, failure, True) for work in works]
+                raise
+            for work in works:
+                self._place(work)
+
+    def _ensure_zygote(self, pool: SlotPool) -> None:
+        if pool.zygote is None:
+            zygote = ZygoteProcess(self._place_of_zygotes, pool.imports)
+            self._poll.register(zygote.control.fileno(), select.EPOLLIN)
             with self._lock:
-                for work in works:
-                    self._place(work)
+                pool.zygote = zygote
+
+    def _place(self, work: Work) -> None:
+        try:
+            with self._lock:
+                self._table.place(work)
+        except Exception as error:
+            self._guard.note("starting a call")
+            self._finished.append((work, self._failure(f"the call could not be started: {error}"), True))
 
     def _notify_finished(self) -> None:
         while self._finished:
             with self._lock:
                 finished, self._finished = self._finished, []
             for work, result, lost in finished:
-                work.done(result, lost)
+                self._guard.call("telling of an outcome", work.done, result, lost)
 
     def _end(self) -> None:
         """Nothing runs any more: give every open work its result."""
         with self._lock:
+            self._down = self._down or "the thread that serves its slots has ended"
             works = [slot.work for slot in self._by_line.values() if slot.work is not None]
-            works += [work for pool in self._pools for work in pool.waiting]
+            works += [work for pool in self._table.pools for work in pool.waiting]
             self._finished += [(work, self._failure(self._down), False) for work in works]
-        self._end_zygotes()
+        self._guard.call("ending the sandbox processes", self._end_zygotes)
         self._notify_finished()
         self._poll.close()
         self._wake.close()
@@ -392,8 +383,8 @@ class LocalWorkers:
     def _end_zygotes(self) -> None:
         with self._lock:
             for slot in list(self._by_line.values()):
-                self._discard(slot)
-        for pool in self._pools:
+                self._table.discard(slot)
+        for pool in self._table.pools:
             if pool.zygote is not None:
                 with suppress(OSError):
                     self._poll.unregister(pool.zygote.control.fileno())

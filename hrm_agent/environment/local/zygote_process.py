@@ -20,7 +20,16 @@ from hrm_agent.environment.sandbox import cgroup
 from hrm_agent.environment.sandbox.protocol import NEW_SLOT, READY_BYTES
 from hrm_agent.errors import ConfigError, HrmError
 
-__all__ = ["ZygoteHome", "ZygoteProcess", "bare_python", "installed", "locate", "missing_body", "wait_until"]
+__all__ = [
+    "ZygoteHome",
+    "ZygoteProcess",
+    "bare_python",
+    "installed",
+    "is_hung_up",
+    "locate",
+    "missing_body",
+    "wait_until",
+]
 
 _BOOT = (
     "import os, sys; folder = os.open({!r}, os.O_PATH); sys.path.insert(0, f'/proc/self/fd/{{folder}}');"
@@ -106,6 +115,13 @@ def wait_until(line: socket.socket, ready: int) -> None:
     poll.poll()
 
 
+def is_hung_up(line: socket.socket) -> bool:
+    """Whether nobody is at the other end any more."""
+    poll = select.poll()
+    poll.register(line, 0)
+    return bool(poll.poll(0))
+
+
 class ZygoteProcess:
     """A running fork server. Requests may be sent before it is ready: they wait in its socket.
 
@@ -144,6 +160,10 @@ class ZygoteProcess:
             if message:
                 return message.decode("utf-8", "replace").strip()
         return f"the sandbox process did not start ({self.last_words() or 'no message'})"
+
+    def has_ended(self) -> bool:
+        """True if it is gone. Its socket closes before any of its slots is ended for that."""
+        return is_hung_up(self.control)
 
     def last_words(self) -> str:
         """The last line that the zygote wrote to stderr, for its own errors only: children never hold that file."""

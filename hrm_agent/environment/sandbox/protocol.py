@@ -19,6 +19,7 @@ __all__ = [
     "REFUSED_KINDS",
     "REPLY",
     "REQUEST",
+    "SLOT_NUMBERS",
     "SNIPPET",
     "Ended",
     "Handed",
@@ -27,6 +28,8 @@ __all__ = [
     "Request",
 ]
 
+SLOT_NUMBERS = 1 << 28
+"""A slot's number is below it."""
 NEW_SLOT = struct.Struct("=I")
 """Host to zygote: the number of a slot. Five descriptors come with it: its socket, code, stdout, stderr, value."""
 REQUEST = struct.Struct("=BQ??ddqqqQ?")

@@ -170,6 +170,7 @@ class Dispatch:
         if session is not None and visit is not None:
             work.session, work.fresh = session.number, visit.fresh
             visit.fresh = False
+        work.again = call.attempt > 1
         call.work = work
         self._guard.later(self._start, call, work)
 

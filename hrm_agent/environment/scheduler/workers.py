@@ -28,6 +28,8 @@ class Work:
     """Of a session: its process is made with this call. Else a session whose process is gone has lost the call."""
     seed: int = 0
     """Of the snippet's random generators; of a session, its first call's counts."""
+    again: bool = False
+    """The call was lost before: what stands ready may be dying, too, so that it is given something new."""
 
 
 class Workers(Protocol):
@@ -38,12 +40,15 @@ class Workers(Protocol):
         """The level in force."""
         ...
 
+    @property
+    def faults(self) -> int:
+        """Surprises of the serving thread so far: each ended one call or one slot at most, and was logged."""
+        ...
+
     slots: int
     """Works that may run at once; the caller keeps to it. Idle sessions do not count."""
     slot_deaths: int
     """Slots that died so far, and were replaced."""
-    faults: int
-    """Surprises of the serving thread so far: each ended one call or one slot, and was logged."""
 
     def start(self, work: Work) -> None:
         """Begin `work`; one at a time per session."""

@@ -1,12 +1,41 @@
-"""How a thread that serves everybody is woken, and asked whether it still turns."""
+"""Thread that serves everybody: how it is woken, asked whether it still turns, and kept from ending."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from typing import ParamSpec
 
-__all__ = ["Wake"]
+__all__ = ["Guard", "Wake"]
+
+_P = ParamSpec("_P")
+_LOG = logging.getLogger(__name__)
+
+
+class Guard:
+    """Counts and logs what goes wrong in a thread, which goes on."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.faults = 0
+        """Surprises so far."""
+
+    def call(self, doing: str, function: Callable[_P, object], *args: _P.args, **options: _P.kwargs) -> bool:
+        """Call `function`. False if it raised. `doing`: words for the log."""
+        try:
+            function(*args, **options)
+        except Exception:
+            self.note(doing)
+            return False
+        return True
+
+    def note(self, doing: str) -> None:
+        """Count and log the exception that is under way."""
+        self.faults += 1
+        _LOG.exception("The thread %r met a surprise while %s, and goes on.", self._name, doing)
 
 
 class Wake:
