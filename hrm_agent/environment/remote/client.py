@@ -125,7 +125,7 @@ class RemoteEnvironment(Environment):
         spare = _SPARE_SECONDS + self._peer.patience_seconds
         call, answer = await self._channel().ask(message, submission, seconds + spare)
         if "error" in answer:
-            raise HrmError(answer["error"], answer["hint"])
+            raise HrmError(str(answer["error"]), str(answer.get("hint", "")))
         return call, answer
 
     def _channel(self) -> Channel:

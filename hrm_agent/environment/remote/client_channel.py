@@ -90,7 +90,7 @@ class RemoteCall:
     link: Link | None = None
     """The connection that it is on."""
 
-    def answer(self, **answer: Any) -> None:
+    def answer(self, /, **answer: Any) -> None:
         if not self.future.done():
             self.future.set_result(answer)
 
@@ -301,7 +301,7 @@ class Channel:
             call.sent -= 1
             self._again(call)
         else:
-            call.answer(**answer, boot=link.about.boot)
+            call.answer(**{**answer, "boot": link.about.boot})
 
     async def _write(self, link: Link) -> None:
         try:
