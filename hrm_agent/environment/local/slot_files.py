@@ -10,12 +10,13 @@ import json
 import os
 import signal
 import stat
+from collections.abc import Callable
 
 from hrm_agent.environment.base import ExecutionResult, Limits
-from hrm_agent.environment.sandbox.protocol import OUT_OF_MEMORY_EXIT, Ended, Reply
+from hrm_agent.environment.sandbox.protocol import MEMORY_ERROR, Ended, Reply
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["OUTPUT_FACTOR", "SlotFiles", "infrastructure_failure", "outcome"]
+__all__ = ["OUTPUT_FACTOR", "SlotFiles", "infrastructure_failure", "outcome", "signal_name"]
 
 OUTPUT_FACTOR = 64
 """A snippet may write this many times `Limits.output_bytes` to one file before its writes fail (`output_limit`)."""
@@ -27,7 +28,17 @@ _WORDS = {
     Ended.TOO_MANY: "The snippet had more processes and threads than its limit.\n",
     Ended.GONE: "The session's process had ended by itself.\n",
     Ended.BROKEN: "The session's process answered without being asked.\n",
+    Ended.DENIED: "The snippet made system calls of another architecture.\n",
+    Ended.UNWATCHED: "The processes of the snippet could not be looked at, and were ended.\n",
 }
+
+
+_SEEN = {
+    Ended.TIMEOUT: ToolStatus.TIMEOUT,
+    Ended.OUT_OF_MEMORY: ToolStatus.OUT_OF_MEMORY,
+    Ended.DENIED: ToolStatus.DENIED,
+}
+"""Ends that the slot itself, or the kernel in the call's cgroup, has brought about."""
 
 
 class SlotFiles:
@@ -75,17 +86,19 @@ class SlotFiles:
         note = f"\n[... {size - len(head) - len(tail)} of {size} bytes cut ...]\n"
         return head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
-    def value(self, limit: int) -> tuple[str | None, str | None]:
-        """Repr and JSON of the value. Whatever stands there is what the snippet claims."""
+    def value(self, limit: int) -> tuple[str | None, str | None, bool]:
+        """Repr and JSON of the value, and whether there is a MemoryError instead. All of it is the snippet's claim."""
         size = self.size(3)
         if size == 0:
-            return None, None
+            return None, None, False
         data = os.pread(self.descriptors[3], 2 * limit + 4 * _CUT_NOTE_BYTES, 0)
+        if data == MEMORY_ERROR:
+            return None, None, True
         length, found, rest = data.partition(b"\n")
         if not found or len(length) > 9 or not length.isdigit():
-            return data[:limit].decode("utf-8", "replace"), None
+            return data[:limit].decode("utf-8", "replace"), None, False
         shown, encoded = rest[: int(length)], rest[int(length) :]
-        return shown[: limit + _CUT_NOTE_BYTES].decode("utf-8", "replace") or None, _json(encoded)
+        return shown[: limit + _CUT_NOTE_BYTES].decode("utf-8", "replace") or None, _json(encoded), False
 
     def close(self) -> None:
         """Free the files; harmless a second time."""
@@ -106,12 +119,19 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def outcome(reply: Reply, files: SlotFiles, limits: Limits, isolation: str, *, started: bool) -> ExecutionResult:
-    """The typed outcome of a call that ended as `reply` says."""
+def outcome(
+    reply: Reply, files: SlotFiles, limits: Limits, isolation: str, *, started: bool, oom_killed: Callable[[], bool]
+) -> ExecutionResult:
+    """The typed outcome of a call that ended as `reply` says.
+
+    `oom_killed`: whether the kernel has killed for want of memory meanwhile; asked only where that makes a difference.
+    """
     stdout_bytes, stderr_bytes = files.size(1), files.size(2)
     full = max(stdout_bytes, stderr_bytes) >= limits.output_bytes * OUTPUT_FACTOR
-    status = _status(reply, limits, started=started, full=full)
-    value, value_json = files.value(limits.output_bytes)
+    value, value_json, memory_error = files.value(limits.output_bytes)
+    status = _status(reply, started=started, full=full)
+    if status is None:
+        status = _status_of_exit(_exit_code(reply), reply, limits, memory_error=memory_error, oom_killed=oom_killed)
     return ExecutionResult(
         status=status,
         stdout=files.read(1, limits.output_bytes, stdout_bytes),
@@ -134,31 +154,48 @@ def infrastructure_failure(reason: str, isolation: str) -> ExecutionResult:
 
 def _ending(reply: Reply) -> str:
     """What the snippet could not say itself."""
-    code = os.waitstatus_to_exitcode(reply.status) if reply.ended == Ended.EXITED else 0
-    return f"Process ended by {signal.Signals(-code).name}\n" if code < 0 else _WORDS.get(Ended(reply.ended), "")
+    code = _exit_code(reply) if reply.ended == Ended.EXITED else 0
+    return f"Process ended by {signal_name(-code)}\n" if code < 0 else _WORDS.get(Ended(reply.ended), "")
 
 
-def _status(reply: Reply, limits: Limits, *, started: bool, full: bool) -> ToolStatus:
+def signal_name(number: int) -> str:
+    """SIGKILL, SIGRTMIN+3; `signal 32` of those that have no name: the kernel has 64, of which a snippet chooses."""
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _exit_code(reply: Reply) -> int:
+    """Exit code, or minus the number of the signal that ended the process."""
+    if os.WIFSIGNALED(reply.status):
+        return -os.WTERMSIG(reply.status)
+    return os.WEXITSTATUS(reply.status)
+
+
+def _status(reply: Reply, *, started: bool, full: bool) -> ToolStatus | None:
+    """What the slot has seen of the end; None where it is to be made out of the exit status."""
     if reply.ended == Ended.GONE:
         return ToolStatus.ERROR
     if reply.ended in (Ended.KILLED, Ended.NOT_STARTED) or not started:
         return ToolStatus.INFRASTRUCTURE
-    if reply.ended == Ended.TIMEOUT:
-        return ToolStatus.TIMEOUT
-    if reply.ended == Ended.OUT_OF_MEMORY:
-        return ToolStatus.OUT_OF_MEMORY
+    if (seen := _SEEN.get(Ended(reply.ended))) is not None:
+        return seen
     if full:
         return ToolStatus.OUTPUT_LIMIT
-    if reply.ended in (Ended.BROKEN, Ended.TOO_MANY):
-        return ToolStatus.ERROR
-    return _status_of_exit(os.waitstatus_to_exitcode(reply.status), reply, limits)
+    return ToolStatus.ERROR if reply.ended in (Ended.BROKEN, Ended.TOO_MANY, Ended.UNWATCHED) else None
 
 
-def _status_of_exit(code: int, reply: Reply, limits: Limits) -> ToolStatus:
-    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and reply.cpu_seconds >= limits.cpu_seconds):
+def _status_of_exit(
+    code: int, reply: Reply, limits: Limits, *, memory_error: bool, oom_killed: Callable[[], bool]
+) -> ToolStatus:
+    """A snippet can end by any signal that it chooses, also as the first process of its namespace: what the signals of
+    the kernel's own limits mean has to be seen by something else, too.
+    """
+    if code in (-signal.SIGXCPU, -signal.SIGKILL) and reply.cpu_seconds >= limits.cpu_seconds:
         return ToolStatus.TIMEOUT
-    if code == -signal.SIGSYS:
-        return ToolStatus.DENIED
-    if code in (OUT_OF_MEMORY_EXIT, -signal.SIGKILL):  # nobody else kills: the kernel ran out of memory
+    if (code == -signal.SIGKILL and oom_killed()) or (code == 1 and memory_error):
         return ToolStatus.OUT_OF_MEMORY
     return ToolStatus.OK if code == 0 else ToolStatus.ERROR

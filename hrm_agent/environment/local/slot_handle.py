@@ -8,9 +8,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 from hrm_agent.environment.base import ExecutionResult
+from hrm_agent.environment.local.oom_kills import OomKills
 from hrm_agent.environment.local.slot_files import OUTPUT_FACTOR, SlotFiles, outcome
 from hrm_agent.environment.local.zygote_process import ZygoteProcess, is_hung_up
 from hrm_agent.environment.sandbox.protocol import REQUEST, Ended, Operation, Reply, Request
@@ -61,6 +62,8 @@ class SlotHandle:
     """Number of calls that the slot has run."""
     worn: bool = False
     """True if it is to be replaced: after `MAX_CALLS`, any end but `ok` or `error`, or an idle session's death."""
+    oom_kills: int = 0
+    """Processes that the kernel had killed for want of memory when its work began, or not long before."""
     refused: dict[str, int] = field(default_factory=dict[str, int])
     """Refused system calls of its present work: name -> count."""
     ending: bool = False
@@ -69,6 +72,7 @@ class SlotHandle:
     def send(self, work: Work, call: int, *, crowded: bool) -> bool:
         """Have it begin `work`. False if it is gone."""
         self.call, self.work, self.killed, self.refused = call, work, False, {}
+        self.oom_kills = self.pool.oom_kills.recent()
         limits = work.limits
         request = Request(
             Operation.RUN,
@@ -114,7 +118,9 @@ class SlotHandle:
         self.calls += 1
         begun = reply.ended not in (Ended.NOT_STARTED, Ended.GONE)
         started = begun if work.session else self.files.started
-        found = replace(outcome(reply, self.files, work.limits, isolation, started=started), refused=self.refused)
+        killed = partial(self.pool.oom_kills.since, self.oom_kills)
+        found = outcome(reply, self.files, work.limits, isolation, started=started, oom_killed=killed)
+        found = replace(found, refused=self.refused)
         self.worn = self.calls >= MAX_CALLS or found.status not in (ToolStatus.OK, ToolStatus.ERROR)
         return found, not started and not self.killed
 
@@ -125,6 +131,8 @@ class SlotPool:
 
     imports: Sequence[str]
     """What the zygote has imported."""
+    oom_kills: OomKills
+    """Kernel's count."""
     zygote: ZygoteProcess | None = None
     """Process that its slots are forked from; None while it is not running."""
     idle: list[SlotHandle] = field(default_factory=list[SlotHandle])

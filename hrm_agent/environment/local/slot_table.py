@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 
+from hrm_agent.environment.local.oom_kills import OomKills
 from hrm_agent.environment.local.slot_files import SlotFiles
 from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool
 from hrm_agent.environment.local.zygote_process import ZygoteProcess
@@ -37,7 +38,8 @@ class SlotTable:
         self._crowd = max(1, (os.cpu_count() or 1) // 2)
         """Number of busy slots from which on requests say `crowded`."""
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, packages))})\b") if packages else None
-        self.bare, self._scientific = self.pools = SlotPool(()), SlotPool(packages)
+        kills = OomKills()
+        self.bare, self._scientific = self.pools = SlotPool((), kills), SlotPool(packages, kills)
         self.by_line: dict[int, SlotHandle] = {}
         """By the descriptor of the slot's socket."""
         self.sessions: dict[int, SlotHandle] = {}

@@ -77,7 +77,7 @@ enum { PARK_MILLISECONDS = 200, FIRST_LOOK_MILLISECONDS = 10, LAST_LOOK_MILLISEC
 
 /* As in protocol.py, REQUEST and REPLY; numbers of Operation and Ended. */
 enum { RUN = 1, END_SESSION = 3 };
-enum { EXITED = 1, KILLED = 3, ANSWERED = 4 };
+enum { EXITED = 1, KILLED = 3, ANSWERED = 4, OUT_OF_MEMORY = 5 };
 
 struct __attribute__((packed)) request {
     uint8_t operation;
@@ -110,7 +110,7 @@ struct slot {
     int answers[2], requests[2];
     int listener; /* seccomp listener; -1 without one */
     /* The cgroup of its calls, -1 if they have none, and its files: see cgroup.SlotGroup. */
-    int group, cpu, peak;
+    int group, cpu, peak, events;
     long long memory_limit;
     struct sock_fprog without_spawning;
 };
@@ -156,14 +156,24 @@ static double smaller(double one, double other)
     return one < other ? one : other;
 }
 
-/* cgroup.figure: 0 if the name is not in the file. */
+/* memory.figure: the number on the line that begins with a name. Elsewhere in a line anything may stand that a snippet
+   chose. 0 if there is no such line. */
+static long long figure_in(const char *text, const char *name)
+{
+    size_t size = strlen(name);
+    while (text != NULL && strncmp(text, name, size) != 0) {
+        text = strchr(text, '\n');
+        text += text != NULL;
+    }
+    return text == NULL ? 0 : strtoll(text + size, NULL, 10);
+}
+
 static long long figure(int file, const char *name)
 {
     char text[4096];
     ssize_t size = pread(file, text, sizeof text - 1, 0);
     text[size < 0 ? 0 : size] = 0;
-    const char *found = strstr(text, name);
-    return found == NULL ? 0 : strtoll(found + strlen(name), NULL, 10);
+    return figure_in(text, name);
 }
 
 static double spent_in(const struct slot *slot)
@@ -412,6 +422,8 @@ static void answer(const struct slot *slot, const struct request *request, const
     };
     if (slot->group >= 0)
         reply.cpu_seconds = spent_in(slot) - call->spent - call->used;
+    if (slot->events >= 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && figure(slot->events, "oom_kill ") > 0)
+        reply.ended = OUT_OF_MEMORY;
     if (slot->peak >= 0) {
         int64_t peak = figure(slot->peak, "");
         reply.peak_bytes = peak > reply.peak_bytes ? peak : reply.peak_bytes;
@@ -442,8 +454,7 @@ static int64_t peak_bytes(pid_t pid)
 {
     char text[4096];
     read_proc(pid, "status", text, sizeof text);
-    const char *found = strstr(text, "VmHWM:");
-    return found == NULL ? 0 : strtoll(found + strlen("VmHWM:"), NULL, 10) * 1024;
+    return figure_in(text, "VmHWM:") * 1024;
 }
 
 /* Whether a process has one thread; with `stopped`, one that does not run. memory.Tree.is_still. */
@@ -642,9 +653,9 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     long long base;
     const char *program;
     Py_ssize_t program_size;
-    if (!PyArg_ParseTuple(arguments, "sILOOOiiiiLy#", &slot.folder, &mode, &base, &slot.run, &slot.run_session,
-                          &slot.rehearse, &slot.listener, &slot.group, &slot.cpu, &slot.peak, &slot.memory_limit,
-                          &program, &program_size))
+    if (!PyArg_ParseTuple(arguments, "sILOOOiiiiiLy#", &slot.folder, &mode, &base, &slot.run, &slot.run_session,
+                          &slot.rehearse, &slot.listener, &slot.group, &slot.cpu, &slot.peak, &slot.events,
+                          &slot.memory_limit, &program, &program_size))
         return NULL;
     slot.without_spawning.len = (unsigned short)((size_t)program_size / sizeof(struct sock_filter));
     slot.without_spawning.filter = (struct sock_filter *)program;
@@ -681,8 +692,8 @@ static PyModuleDef_Slot steps[] = {{Py_mod_exec, name_source}, {0, NULL}};
 
 static PyMethodDef functions[] = {
     {"serve", serve, METH_VARARGS,
-     "serve(folder, mode, base_bytes, run, run_session, rehearse, listener, group, cpu, peak, memory_limit,\n"
-     "      without_spawning)\n"
+     "serve(folder, mode, base_bytes, run, run_session, rehearse, listener, group, cpu, peak, events,\n"
+     "      memory_limit, without_spawning)\n"
      "  -> (request, pid, pidfd, started, before, spent, answers, requests, state)\n\n"
      "Answers calls until there is one for slot.py, or no host: then it is empty. pid is 0 if it was not begun. Of a\n"
      "session answers and requests are the slot's ends of its pipes, and state is a protocol.Handed.\n"

@@ -25,10 +25,12 @@ import select
 import time
 from contextlib import suppress
 
-from .memory import Tree
+from .memory import Tree, figure
 
-__all__ = ["CallTree", "SlotGroup", "claim", "delegated", "discard", "enter", "figure", "leave"]
+__all__ = ["NO_GROUP", "CallTree", "SlotGroup", "claim", "delegated", "discard", "enter", "figure", "leave"]
 
+NO_GROUP = (-1, -1, -1, -1, 0, b"")
+"""What the compiled body is told where calls have no cgroup."""
 CONTROLLERS = ("memory", "pids")
 _PREFIX, _HOST = "hrm-", "host"
 _FIRST_OWN = 16
@@ -188,6 +190,7 @@ class SlotGroup:
         self.freezer = _kept(f"{folder}/cgroup.freeze", os.O_WRONLY, top)
         self._current = _kept(f"{folder}/memory.current", os.O_RDONLY, top)
         self._maximum = _kept(f"{folder}/memory.max", os.O_WRONLY, top)
+        self.events = _kept(f"{folder}/memory.events", os.O_RDONLY, top)
         self.peak = -1
         """Descriptor of memory.peak, where it can be reset for each call (Linux 6.12); else -1."""
         self.limit = -1
@@ -199,6 +202,11 @@ class SlotGroup:
                 self.peak = peak
             except OSError:  # an older kernel cannot reset it
                 os.close(peak)
+
+    @property
+    def given(self) -> tuple[int, int, int, int, int]:
+        """What the compiled body is told of it, see `_serve.c`."""
+        return self.folder, self.cpu, self.peak, self.events, self.limit
 
     def begin(self, memory_bytes: int) -> None:
         """Before a child is cloned into it. Raises OSError."""
@@ -215,6 +223,10 @@ class SlotGroup:
     def most(self) -> int:
         """Peak memory of the present call in bytes; its current memory where the kernel has no peak."""
         return figure(os.pread(self.peak, 32, 0)) if self.peak >= 0 else self.held()
+
+    def ran_out(self) -> bool:
+        """Whether the kernel has killed in it for want of memory. A slot's last call, since it is then replaced."""
+        return figure(os.pread(self.events, 4096, 0), b"oom_kill ") > 0
 
     def seconds(self) -> float:
         """CPU time of all that ever ran in it."""
@@ -258,12 +270,6 @@ class CallTree(Tree):
         super().close()
         if self.stopped:
             self.go_on()
-
-
-def figure(text: bytes, name: bytes = b"") -> int:
-    """The number on the line that begins with `name`, as 12 in `usage_usec 12`; 0 without such a line."""
-    words = text.partition(name)[2].split(maxsplit=1) if name else text.split()
-    return int(words[0]) if words else 0
 
 
 def _hand_on(folder: str, top: int | None = None) -> None:

@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-__all__ = ["Tree"]
+__all__ = ["Tree", "figure", "kill_orphans"]
 
 SLOW_SECONDS = 0.05
 """A tree whose last look took longer is held still in the next one: nobody can look into a process while it forks, and
 the processes that run meanwhile make that last."""
+STOP_LOOKS = 20
+"""Checks after SIGSTOP whether new processes were forked meanwhile."""
+_SHORTLY = 0.001
 _KIB = 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -100,7 +103,7 @@ class Tree:
                 self._status = os.open(f"{self._pid}/status", os.O_RDONLY, dir_fd=self._proc)
         if self._status is not None:
             with suppress(OSError):
-                self.peak = max(self.peak, _kib_after(os.pread(self._status, 4096, 0), b"VmHWM:"))
+                self.peak = max(self.peak, figure(os.pread(self._status, 4096, 0), b"VmHWM:") * _KIB)
         return self.peak
 
     def signal(self, number: int, *, itself: bool = True) -> None:
@@ -120,6 +123,19 @@ class Tree:
         """Until it is told to go on."""
         self.signal(signal.SIGSTOP)
         self.stopped = True
+
+    def stays_stopped(self) -> bool:
+        """After `stop`, where nobody keeps its processes from making others, each of which may be gone when it is
+        looked at.
+        """
+        for _ in range(STOP_LOOKS):
+            time.sleep(_SHORTLY)
+            if not self.is_still():
+                self.stop()
+                time.sleep(_SHORTLY)
+                if not self.is_still():
+                    return False
+        return True
 
     def is_still(self) -> bool:
         """Whether every process of a stopped tree is, with all threads: the first may have ended before the others.
@@ -170,15 +186,15 @@ class Tree:
 
         Told by the first thread that has memory: a process lives on when the one that it is named after has ended.
         """
-        if found := _kib_after(self._read(f"{pid}/smaps_rollup"), b"Pss:"):
-            return found
+        if found := figure(self._read(f"{pid}/smaps_rollup"), b"Pss:"):
+            return found * _KIB
         folders = [f"{pid}/task/{thread}" for thread in self._threads(pid)]
-        shares = (_kib_after(self._read(f"{folder}/smaps_rollup"), b"Pss:") for folder in folders)
+        shares = (figure(self._read(f"{folder}/smaps_rollup"), b"Pss:") * _KIB for folder in folders)
         return next(filter(None, shares), 0) or max(map(self._resident_bytes, folders), default=0)
 
     def _resident_bytes(self, folder: str) -> int:
         fields = self._read(f"{folder}/statm").split()
-        return int(fields[1]) * _PAGE_BYTES if fields else 0
+        return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else 0
 
     def _cpu_seconds(self, pid: int) -> float:
         """Its own, and that of children which it has waited for."""
@@ -195,7 +211,23 @@ class Tree:
         return b""
 
 
-def _kib_after(text: bytes, name: bytes) -> int:
-    """`Pss:  12 kB` -> 12,288."""
-    words = text.partition(name)[2].split(maxsplit=1)
-    return int(words[0]) * _KIB if words else 0
+def kill_orphans(proc: int | None, *, confined: bool) -> None:
+    """End all that is below this process, a subreaper: without a process-id namespace it outlives the call."""
+    below = Tree(proc, os.getpid(), confined=confined)
+    for _ in range(100):
+        below.signal(signal.SIGKILL, itself=False)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_SHORTLY)
+
+
+def figure(text: bytes, name: bytes = b"") -> int:
+    """The number on the line that begins with `name`, as 12 in `usage_usec 12`; 0 without such a line.
+
+    Elsewhere in a line anything may stand that a snippet chose: the kernel puts a process's name into its files.
+    """
+    words = (b"\n" + text).partition(b"\n" + name)[2].split(maxsplit=1)
+    return int(words[0]) if words and words[0].isdigit() else 0

@@ -12,8 +12,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 __all__ = [
+    "MEMORY_ERROR",
     "NEW_SLOT",
-    "OUT_OF_MEMORY_EXIT",
     "READY_BYTES",
     "REFUSED",
     "REFUSED_KINDS",
@@ -41,8 +41,9 @@ READY_BYTES = 2048
 """A slot's first packet is JSON, {layer: why it is missing}, padded with spaces to this size. So is the zygote's."""
 SNIPPET = "<snippet>"
 """File name of model-written code in tracebacks."""
-OUT_OF_MEMORY_EXIT = 91
-"""Exit code of a snippet that ended with MemoryError. A snippet may claim it; it is charged as for any failure."""
+MEMORY_ERROR = b"MemoryError"
+"""Stands in the file of the value where a snippet ended with that. Like a value it is the snippet's own claim; an exit
+code, which programs use for ends of their own, says nothing of it."""
 
 
 class Operation(IntEnum):
@@ -95,7 +96,7 @@ class Ended(IntEnum):
     ANSWERED = 4
     """A session's process finished the call and lives on; `status` is what an exit would have given."""
     OUT_OF_MEMORY = 5
-    """Killed because its tree of processes held too much."""
+    """Killed because its tree of processes held too much: by the slot, or by the kernel in its cgroup."""
     BROKEN = 6
     """A session's process spoke without being asked, and was killed."""
     NOT_STARTED = 7
@@ -104,6 +105,10 @@ class Ended(IntEnum):
     """The session's process ended by itself before the call, which the host had not heard."""
     TOO_MANY = 9
     """Killed because its processes had too many threads."""
+    DENIED = 10
+    """Killed because it made system calls of another architecture."""
+    UNWATCHED = 11
+    """Killed because the slot could not make out any more what its processes do."""
 
 
 class Handed(IntEnum):

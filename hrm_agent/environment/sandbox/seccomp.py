@@ -3,7 +3,7 @@
 What is allowed was recorded over the standard library's own tests, numpy's and sympy's ways, a shell and its programs
 (`docs/environment.md`). Where a number alone says too little its arguments are looked at. A refused call fails with
 EPERM, as it would without the privilege, and the snippet goes on; what a kernel newer than this file has added does not
-exist, as far as a snippet sees; a foreign architecture's numbers kill, because only an attack uses them.
+exist, as far as a snippet sees; a foreign architecture's numbers end the call, because only an attack uses them.
 
 With a listener, every refused call is told to the slot (`supervisor`), which counts it and answers; some calls are the
 slot's to decide: a new process (an idle session makes none), a new socket (what lies in its buffers is memory that no
@@ -30,6 +30,7 @@ from .bpf import AND, ARCHITECTURE, ARGUMENT, IF_ANY_BIT, IF_AT_LEAST, IF_EQUAL,
 from .system_calls import ARCHITECTURES, FIRST_UNKNOWN, NUMBERS
 
 __all__ = [
+    "X32_BIT",
     "filter_program",
     "give_up_spawning",
     "install",
@@ -60,11 +61,10 @@ sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min 
 getpriority getcpu
 # who and what one is
 getpid gettid getppid getpgid setpgid getpgrp getsid setsid getuid geteuid getgid getegid getresuid getresgid
-getgroups capget capset getrlimit getrusage times sysinfo uname gettimeofday time clock_gettime
+getgroups capget capset getrlimit getrusage times uname gettimeofday time clock_gettime
 clock_getres get_mempolicy
 # sockets
 bind listen accept accept4 connect getsockname getpeername shutdown sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
-getsockopt
 # giving up more
 landlock_create_ruleset landlock_restrict_self
 """
@@ -77,15 +77,16 @@ chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimen
 """
 """Allowed in namespaces; else pretended, since nothing keeps them from the host's files that the user owns. Nor can the
 slot open a folder then that was closed: none is made so."""
-_UNKNOWN = "clone3"
-"""Its flags lie in memory, where no filter sees them; the C library falls back to `clone`."""
+_UNKNOWN = "clone3 sysinfo"
+"""clone3: its flags lie in memory, where no filter sees them; the C library falls back to `clone`. sysinfo: how much
+memory is free, and how many processes there are, would carry what one call wants to tell another."""
 _SPAWNING = "clone3 seccomp"
 """Allowed to a slot that clones into a cgroup, which takes clone3; its child gives up both, by a filter of its own."""
 _LOOKED_AT = """
-clone fork vfork socket socketpair setsockopt ioctl fcntl prctl personality mmap madvise rt_sigaction timer_create
-setrlimit prlimit64 setpriority sched_setaffinity mkdir mkdirat umask
+clone fork vfork socket socketpair setsockopt getsockopt ioctl fcntl prctl personality mmap madvise rt_sigaction
+timer_create setrlimit prlimit64 setpriority sched_setaffinity mkdir mkdirat umask
 """
-_X32_BIT = 0x40000000
+X32_BIT = 0x40000000
 
 _ALLOW, _ERROR, _TELL, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 
@@ -111,9 +112,19 @@ _ADVICES = (0, 1, 2, 3, 4, 8, 10, 11, 15, 16, 17, 18, 19, 22, 23)
 _IDLE_ADVICES = (14, 20, 21)
 """HUGEPAGE: what a pipe holds of a huge page it holds as a whole; numpy asks for them, and does not mind. COLD and
 PAGEOUT: what is dropped of a file that others read, they see missing."""
-_SOL_SOCKET, _BUFFER_SIZES, _SOCKET_PROGRAMS = 1, (7, 8, 32, 33), (26, 27, 44, 50, 51, 52)
-"""SNDBUF, RCVBUF and these by force; ATTACH_FILTER, DETACH_FILTER, LOCK_FILTER, ATTACH_BPF, ATTACH_REUSEPORT_CBPF and
-ATTACH_REUSEPORT_EBPF."""
+_SOL_SOCKET, _BUFFER_SIZES = 1, (7, 8, 32, 33)
+"""SNDBUF, RCVBUF and these by force."""
+_SOCKET_OPTIONS = {
+    _SOL_SOCKET: (2, 6, 9, 10, 13, 15, 16, 18, 20, 21, 29, 66, 67),
+    6: (1, 2, 3, 4, 5, 6, 8, 9, 12, 18),
+    0: (1, 2, 33, 34),
+    41: (16, 18, 19, 26),
+}
+"""Level -> what may be set. REUSEADDR, BROADCAST, KEEPALIVE, OOBINLINE, LINGER, REUSEPORT, PASSCRED, RCVLOWAT,
+time-outs, TIMESTAMP; the timings of TCP; TOS, TTL, MULTICAST_TTL, MULTICAST_LOOP; their like of IPv6, V6ONLY. No
+programs, groups, congestion controls or pinned pages: what the kernel keeps for them counts for nobody."""
+_COOKIES = (57, 71)
+"""COOKIE and NETNS_COOKIE: of one count for all sockets of the machine."""
 _SIGCHLD = 17
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 _SOCKET_TYPE_MASK, _SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET = 0xF, 1, 2, 5
@@ -189,7 +200,7 @@ def filter_program(machine: str, *, listener: bool = False, isolated: bool = Tru
         "family": _ERROR | errno.EAFNOSUPPORT,
         "no memory": _ERROR | errno.ENOMEM,
         "done": _ERROR,
-        "kill": _KILL,
+        "kill": _TELL if listener else _KILL,
     }
     program = Program(verdicts)
     program.add(LOAD, ARCHITECTURE)
@@ -198,7 +209,7 @@ def filter_program(machine: str, *, listener: bool = False, isolated: bool = Tru
     program.mark("known")
     program.add(LOAD, NUMBER)
     if machine == "x86_64":
-        program.add(IF_AT_LEAST, _X32_BIT, no="64 bits")
+        program.add(IF_AT_LEAST, X32_BIT, no="64 bits")
         program.give("kill")
         program.mark("64 bits")
     program.search(_ranges(column, isolated=isolated, allowed_too=_SPAWNING if spawning else ""))
@@ -340,10 +351,18 @@ def _look_at_limits(program: Program, *, isolated: bool) -> None:
 def _look_at_sockets(program: Program, *, isolated: bool) -> None:
     program.mark("setsockopt")
     program.add(LOAD, ARGUMENT[1])
-    program.add(IF_EQUAL, _SOL_SOCKET, no="allow")
+    for level in _SOCKET_OPTIONS:
+        program.add(IF_EQUAL, level, yes=f"options of {level}")
+    program.give("refuse")
+    for level, options in _SOCKET_OPTIONS.items():
+        program.mark(f"options of {level}")
+        program.add(LOAD, ARGUMENT[2])
+        if level == _SOL_SOCKET:
+            program.one_of(_BUFFER_SIZES, yes="done", no="")
+        program.one_of(options, yes="allow", no="refuse")
+    program.mark("getsockopt")
     program.add(LOAD, ARGUMENT[2])
-    program.one_of(_BUFFER_SIZES, yes="done", no="")
-    program.one_of(_SOCKET_PROGRAMS, yes="refuse", no="allow")
+    program.one_of(_COOKIES, yes="refuse", no="allow")
     program.mark("socketpair")
     program.add(LOAD, ARGUMENT[0])
     program.add(IF_EQUAL, _AF_UNIX, no="family")

@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from . import kernel, seccomp, snippet
-from .cgroup import CallTree, SlotGroup
+from .cgroup import NO_GROUP, CallTree, SlotGroup
 from .child import CHANNEL, PROC, REQUESTS, Child, Inside, reserve_channel
-from .memory import Tree
-from .protocol import REFUSED, REFUSED_KINDS, REPLY, REQUEST, Ended, Handed, Operation, Reply, Request
+from .host_line import HostLine
+from .memory import Tree, kill_orphans
+from .protocol import REQUEST, Ended, Handed, Operation, Reply, Request
 from .supervisor import Supervisor
 from .working_folder import WorkingFolder
 
@@ -46,8 +47,6 @@ SHORTEST_LOOK = 0.001
 """Seconds between two looks at a process that is close to its CPU limit."""
 PARK_SECONDS = 0.2
 """Idle for so long, a session's processes are stopped."""
-STOP_LOOKS = 20
-"""Checks after SIGSTOP whether new processes were forked meanwhile."""
 FIRST_LOOK_SECONDS, PARKED_LOOK_SECONDS = 0.01, 5.0
 """First and longest interval between checks that a parked session is still stopped; doubled each time."""
 
@@ -71,7 +70,6 @@ class Slot:
         descriptor `PROC` shows them. `compiled`: with the compiled body, where that exists. `supervised`: the filter
         tells what it refuses, on `LISTENER`. `group`: the cgroup of its calls, if they have one.
         """
-        self._host = host
         self._isolated, self._confined = isolated, confined
         self._proc = PROC if sampled else None
         self._folder = WorkingFolder(folder)
@@ -85,6 +83,7 @@ class Slot:
         self._poll = select.poll()
         self._poll.register(HOST, select.POLLIN)
         self._supervisor = Supervisor(LISTENER, PROC, folder, isolated=isolated) if supervised else None
+        self._line = HostLine(host, self._supervisor)
         self._supervise(on=True)
 
     def serve(self) -> None:
@@ -99,7 +98,7 @@ class Slot:
                 if self._session is not None:
                     self._reap(self._session, kill=True)
                 clean = self._tidy()
-                self._send(Reply(request.call, Ended.KILLED, last=not clean))
+                self._line.send(Reply(request.call, Ended.KILLED, last=not clean))
                 if not clean:
                     break
         if self._session is not None:
@@ -109,10 +108,14 @@ class Slot:
         """None when the host is gone."""
         while True:
             if self._session is not None:
-                if self._is_asked(self._session):
-                    return self._receive()
+                try:
+                    asked = self._is_asked(self._session)
+                except Exception:  # whatever its processes are at
+                    asked = self._break_off(self._session, Ended.UNWATCHED)
+                if asked:
+                    return self._line.receive()
             elif self._body is None:
-                return self._receive()
+                return self._line.receive()
             elif (request := self._next_unusual()) is not None or self._session is None:
                 return request
 
@@ -127,22 +130,28 @@ class Slot:
             elif not events:
                 look = min(2 * look, PARKED_LOOK_SECONDS)
             elif self._answered(events):
-                continue
+                if self._is_foreign():
+                    self._break_off(child, Ended.DENIED)
             elif any(descriptor == child.pidfd for descriptor, _ in events):
                 status, _, _ = self._reap(child, kill=False)
-                self._send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
+                self._line.send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
             elif any(descriptor == HOST for descriptor, _ in events):
                 return True
             else:  # it speaks without being asked, or has closed its end
-                self._reap(child, kill=True)
-                self._send(Reply(0, Ended.BROKEN, last=not self._tidy()))
+                self._break_off(child, Ended.BROKEN)
+        return False
+
+    def _break_off(self, child: Child, ended: Ended) -> bool:
+        """End an idle session. False, since it is not asked any more."""
+        self._reap(child, kill=True)
+        self._line.send(Reply(0, ended, last=not self._tidy() or ended is Ended.UNWATCHED))
         return False
 
     def _stop(self, child: Child) -> None:
         """Park an idle session. One that cannot be is ended now, so that no call is sent to a dying process."""
         if not self._park(child):
             status, _, _ = self._reap(child, kill=True)
-            self._send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
+            self._line.send(Reply(0, Ended.EXITED, status, last=not self._tidy()))
 
     def _next_unusual(self) -> Request | None:
         """The first request that the compiled body does not answer. What it has begun and not ended is ended here.
@@ -153,7 +162,8 @@ class Slot:
             listener = LISTENER if self._supervisor is not None else -1
             run = self._inside.run_alone, self._inside.run_session, snippet.rehearse
             given = self._folder.path, self._folder.mode, self._inside.base_bytes, *run, listener
-            data, pid, pidfd, started, before, self._spent, *pipes, state = self._body(*given, *self._given_of_group())
+            group = (*self._group.given, seccomp.without_spawning()) if self._group is not None else NO_GROUP
+            data, pid, pidfd, started, before, self._spent, *pipes, state = self._body(*given, *group)
             request = Request(*REQUEST.unpack(data)) if data else None
             if request is None or not pid:
                 return request
@@ -176,45 +186,14 @@ class Slot:
             child.tree.stopped = True
         return True
 
-    def _given_of_group(self) -> tuple[int, int, int, int, bytes]:
-        """Arguments of the compiled body that concern the cgroup, see `_serve.c`."""
-        if self._group is None:
-            return -1, -1, -1, 0, b""
-        return self._group.folder, self._group.cpu, self._group.peak, self._group.limit, seccomp.without_spawning()
-
     def _park(self, child: Child) -> bool:
         """Stop an idle session. False if it cannot be stopped, or its processes took more than they may hold."""
         self._supervise(on=False)
         child.tree.stop()
-        if not (self._isolated or self._confined or self._stays_stopped(child)):
+        if not (self._isolated or self._confined or child.tree.stays_stopped()):
             return False
         held, _ = child.tree.look(time.monotonic() + TICK_SECONDS)
         return held <= child.memory_bytes
-
-    def _stays_stopped(self, child: Child) -> bool:
-        """Where nobody keeps its processes from making others, each of which may be gone when it is looked at."""
-        for _ in range(STOP_LOOKS):
-            time.sleep(SHORTEST_LOOK)
-            if not child.tree.is_still():
-                child.tree.stop()
-                time.sleep(SHORTEST_LOOK)
-                if not child.tree.is_still():
-                    return False
-        return True
-
-    def _receive(self) -> Request | None:
-        data = self._host.recv(REQUEST.size)
-        return Request(*REQUEST.unpack(data)) if len(data) == REQUEST.size else None
-
-    def _send(self, reply: Reply) -> None:
-        if self._supervisor is not None:
-            if self._supervisor.refused:
-                most = sorted(self._supervisor.refused.items(), key=lambda item: -item[1])[:REFUSED_KINDS]
-                flat = [figure for pair in most for figure in pair]
-                self._host.send(REFUSED.pack(*flat, *[0] * (2 * REFUSED_KINDS - len(flat))))
-            reply = reply._replace(cpu_seconds=reply.cpu_seconds + self._supervisor.seconds)
-            self._supervisor.begin()
-        self._host.send(REPLY.pack(*reply))
 
     def _supervise(self, *, on: bool) -> None:
         """Answer what the filter tells, or leave it waiting."""
@@ -229,44 +208,70 @@ class Slot:
             self._supervisor.answer()
         return told
 
+    def _is_foreign(self) -> bool:
+        return self._supervisor is not None and self._supervisor.foreign
+
     def _run(self, request: Request) -> bool:
         """False if the slot is to end."""
         started = time.monotonic()
         child = self._session
         if child is None and request.session and not request.fresh:  # it died when the host had not heard of it yet
-            self._send(Reply(request.call, Ended.GONE))
+            self._line.send(Reply(request.call, Ended.GONE))
             return True
-        before = child.used_seconds(started + TICK_SECONDS) if child is not None else 0.0
-        broken = child is not None and child.has_spoken()
+        if child is not None:
+            return self._go_on(child, request, started)
         try:
-            if child is None:
-                child = self._clone(request)
-            elif not broken:
-                self._resume(child, request)
+            child = self._clone(request)
         except OSError:
-            self._send(Reply(request.call, Ended.NOT_STARTED))
+            self._line.send(Reply(request.call, Ended.NOT_STARTED))
             return True
-        return self._end(child, request, started, before, broken=broken)
+        return self._end(child, request, started)
+
+    def _go_on(self, child: Child, request: Request, started: float) -> bool:
+        """Another call of a session. False if the slot is to end."""
+        before, ended = 0.0, None
+        try:
+            before = child.used_seconds(started + TICK_SECONDS)
+            if child.has_spoken():
+                ended = Ended.BROKEN
+            else:
+                self._resume(child, request)
+        except Exception:
+            ended = Ended.UNWATCHED
+        return self._end(child, request, started, before, ended)
 
     def _end(
-        self, child: Child, request: Request, started: float, before: float = 0.0, *, broken: bool = False
+        self, child: Child, request: Request, started: float, before: float = 0.0, ended: Ended | None = None
     ) -> bool:
-        """Watch a call to its end, and answer it. False if the slot is to end."""
-        ended = Ended.BROKEN if broken else self._watch(child, request, started, before)
+        """Watch a call to its end, unless it has `ended`, and answer it. False if the slot is to end.
+
+        Whatever cannot be made out of the processes of a snippet is the snippet's doing, and ends no more than it.
+        """
+        try:
+            ended = ended or self._watch(child, request, started, before)
+            if ended is Ended.ANSWERED and child.is_session:
+                if self._pass_on(child, request, started, before):
+                    return True
+                ended = Ended.BROKEN
+        except Exception:
+            ended = Ended.UNWATCHED
         seconds = time.monotonic() - started
-        if ended is Ended.ANSWERED and child.is_session:
-            byte = os.read(CHANNEL, 1)
-            if not child.has_spoken():
-                used, peak = child.used_seconds(started + TICK_SECONDS + seconds) - before, child.tree.peak_bytes()
-                self._send(Reply(request.call, ended, (byte or b"\1")[0] << 8, seconds, used, peak))
-                return True
-            ended = Ended.BROKEN
         status, used, peak = self._reap(child, kill=True)
-        if ended is Ended.EXITED and self._group is not None and status == signal.SIGKILL:
-            ended = Ended.OUT_OF_MEMORY  # of all that runs in the cgroup only the kernel can kill the first
-        clean = self._tidy()
-        self._send(Reply(request.call, ended, status, seconds, used - before, peak, not clean))
+        if ended is Ended.EXITED and self._group is not None and status == signal.SIGKILL and self._group.ran_out():
+            ended = Ended.OUT_OF_MEMORY
+        clean = self._tidy() and ended is not Ended.UNWATCHED
+        self._line.send(Reply(request.call, ended, status, seconds, used - before, peak, not clean))
         return clean
+
+    def _pass_on(self, child: Child, request: Request, started: float, before: float) -> bool:
+        """The answer of a session's process. False if it has said more."""
+        seconds = time.monotonic() - started
+        byte = os.read(CHANNEL, 1)
+        if child.has_spoken():
+            return False
+        used, peak = child.used_seconds(started + TICK_SECONDS + seconds) - before, child.tree.peak_bytes()
+        self._line.send(Reply(request.call, Ended.ANSWERED, (byte or b"\1")[0] << 8, seconds, used, peak))
+        return True
 
     def _clone(self, request: Request) -> Child:
         pipes = (*os.pipe(), *os.pipe()) if request.session else ()
@@ -317,10 +322,8 @@ class Slot:
             now = time.monotonic()
             if now < look:
                 continue
-            held, seconds = child.tree.look(deadline)
-            child.seen_seconds = max(child.seen_seconds, child.cpu_seconds(), seconds)
-            answering = self._supervisor.seconds if self._supervisor is not None else 0.0
-            cpu_left = request.cpu_seconds - child.seen_seconds - answering + before
+            held = self._look(child, deadline)
+            cpu_left = request.cpu_seconds - child.seen_seconds - self._line.charged_seconds + before
             if now >= deadline or cpu_left <= 0:
                 return Ended.TIMEOUT
             if held > child.memory_bytes:
@@ -329,14 +332,23 @@ class Slot:
                 return Ended.TOO_MANY
             look = min(deadline, now + TICK_SECONDS, now + max(cpu_left, SHORTEST_LOOK))
 
+    def _look(self, child: Child, deadline: float) -> int:
+        """Bytes of its tree; CPU seconds are noted."""
+        began = time.thread_time()
+        held, seconds = child.tree.look(deadline)
+        child.seen_seconds = max(child.seen_seconds, child.cpu_seconds(), seconds)
+        self._line.own_seconds += time.thread_time() - began
+        return held
+
     def _end_told_by(self, descriptor: int, event: int, child: Child, request: Request) -> Ended | None:
         """Of a call, by something that has happened; None if it goes on."""
         if descriptor == LISTENER:
             self._answered([(descriptor, event)])
-        elif descriptor == child.pidfd:
+            return Ended.DENIED if self._is_foreign() else None
+        if descriptor == child.pidfd:
             return Ended.EXITED
-        elif descriptor == HOST:
-            other = self._receive()
+        if descriptor == HOST:
+            other = self._line.receive()
             if other is None or (other.operation == Operation.KILL and other.call == request.call):
                 return Ended.KILLED
         elif event & select.POLLIN:
@@ -370,23 +382,17 @@ class Slot:
             self._session = None
             self._supervise(on=True)
         if not self._isolated:
-            self._kill_orphans()
+            kill_orphans(self._proc, confined=self._confined)
         used = max(usage.ru_utime + usage.ru_stime, child.seen_seconds)
         return status, used, max(usage.ru_maxrss * 1024, child.tree.peak)
 
     def _tidy(self) -> bool:
         """False if something stays: of its files, or sockets that lie in each other's buffers."""
-        ended = self._supervisor is None or self._supervisor.end()
-        return self._folder.sweep() and ended
-
-    def _kill_orphans(self) -> None:
-        """Without a process-id namespace what a call started outlives it, as a child of this subreaper."""
-        below = Tree(self._proc, os.getpid(), confined=self._confined)
-        for _ in range(100):
-            below.signal(signal.SIGKILL, itself=False)
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                return
-            time.sleep(SHORTEST_LOOK)
+        began = time.thread_time()
+        try:
+            ended = self._supervisor is None or self._supervisor.end()
+            return self._folder.sweep() and ended
+        except OSError:
+            return False
+        finally:
+            self._line.own_seconds += time.thread_time() - began

@@ -21,7 +21,7 @@ from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
 
-from .protocol import OUT_OF_MEMORY_EXIT, SNIPPET
+from .protocol import MEMORY_ERROR, SNIPPET
 
 __all__ = [
     "VALUE_DESCRIPTOR",
@@ -112,7 +112,7 @@ def rehearse() -> None:
 
 
 def run(source: str, module: ModuleType, value_bytes: int) -> int:
-    """Run `source` in `module`, write its value, and return the exit code: 0, 1, or the one for exhausted memory."""
+    """Run `source` in `module`, write its value, or that memory was exhausted, and return the exit code: 0 or 1."""
     try:
         value = _evaluate(source, module.__dict__)
         if value is not None:
@@ -200,8 +200,11 @@ def _report(error: BaseException) -> int:
     except BaseException:
         text = f"{type(error).__name__}\n"
     _flush()  # the traceback comes after what the snippet printed
+    with suppress(OSError):  # the snippet has closed it
+        if exhausted:
+            os.write(VALUE_DESCRIPTOR, MEMORY_ERROR)
     os.write(2, text.encode("utf-8", "backslashreplace"))
-    return OUT_OF_MEMORY_EXIT if exhausted else 1
+    return 1
 
 
 def _keep_own_frames(report: traceback.TracebackException, depth: int) -> None:

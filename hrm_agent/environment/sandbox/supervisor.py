@@ -20,7 +20,8 @@ import time
 from contextlib import suppress
 from signal import SIGCHLD, SIGCONT, SIGKILL
 
-from .seccomp import may_clone, may_open_socket, number_of
+from .seccomp import X32_BIT, may_clone, may_open_socket, number_of
+from .system_calls import ARCHITECTURES
 
 __all__ = ["MAX_SOCKETS", "Supervisor"]
 
@@ -52,6 +53,7 @@ class Supervisor:
     """Of one slot."""
 
     __slots__ = (
+        "_architecture",
         "_at_rest",
         "_clone",
         "_device",
@@ -66,6 +68,7 @@ class Supervisor:
         "_sockets",
         "_timer",
         "_vfork",
+        "foreign",
         "refused",
         "seconds",
     )
@@ -84,6 +87,9 @@ class Supervisor:
         self._lent_on = False
         """Memory may be shared by processes of which none waits for another."""
         self._at_rest = self._open_sockets("self")
+        self._architecture = ARCHITECTURES[os.uname().machine][0]
+        self.foreign = False
+        """A call of another architecture was made: it is not answered, and its tree is to be ended."""
         self.refused: dict[int, int] = {}
         """Number of a system call -> how often, since this was emptied."""
         self.seconds = 0.0
@@ -91,19 +97,22 @@ class Supervisor:
 
     def begin(self) -> None:
         """Another call."""
-        self.refused, self.seconds = {}, 0.0
+        self.refused, self.seconds, self.foreign = {}, 0.0, False
 
     def answer(self) -> None:
         """One call that waits, if it still does."""
         began, told = time.thread_time(), bytearray(_NOTIFICATION.size)
         with suppress(OSError):  # who asked was killed
             fcntl.ioctl(self._listener, _RECEIVE, told, True)
-            identity, pid, _, number, _, _, *arguments = _NOTIFICATION.unpack(told)
-            error = self._verdict(number, pid, arguments)
-            if error == errno.EPERM:
-                self.refused[number] = self.refused.get(number, 0) + 1
-            answer = _ANSWER.pack(identity, 0, -error, 0 if error else _GO_ON)
-            fcntl.ioctl(self._listener, _SEND, bytearray(answer), True)
+            identity, pid, _, number, architecture, _, *arguments = _NOTIFICATION.unpack(told)
+            if architecture != self._architecture or not 0 <= number < X32_BIT:
+                self.foreign = True
+            else:
+                error = self._guarded_verdict(number, pid, arguments)
+                if error == errno.EPERM:
+                    self.refused[number] = self.refused.get(number, 0) + 1
+                answer = _ANSWER.pack(identity, 0, -error, 0 if error else _GO_ON)
+                fcntl.ioctl(self._listener, _SEND, bytearray(answer), True)
         self.seconds += time.thread_time() - began
 
     def end(self) -> bool:
@@ -112,6 +121,12 @@ class Supervisor:
         """
         self._lent_on = False
         return self._device is None or self._open_sockets("self") <= self._at_rest
+
+    def _guarded_verdict(self, number: int, pid: int, arguments: list[int]) -> int:
+        try:
+            return self._verdict(number, pid, arguments)
+        except Exception:  # what cannot be made out is not allowed
+            return errno.EPERM
 
     def _verdict(self, number: int, pid: int, arguments: list[int]) -> int:
         """0, or the error that the call fails with."""

@@ -234,9 +234,8 @@ async def test_a_failure_cannot_be_passed_off_as_something_else(
     assert result.status is status
 
 
-async def test_no_exit_code_claims_a_fault_of_the_infrastructure(environment: Environment) -> None:
+async def test_an_exit_code_claims_nothing_but_success_or_failure(environment: Environment) -> None:
     results = await asyncio.gather(*(environment.execute(f"import os\nos._exit({code})") for code in range(256)))
     statuses = [result.status for result in results]
     assert statuses[0] is ToolStatus.OK
-    assert set(statuses[1:]) == {ToolStatus.ERROR, ToolStatus.OUT_OF_MEMORY}
-    assert statuses.count(ToolStatus.OUT_OF_MEMORY) == 1
+    assert set(statuses[1:]) == {ToolStatus.ERROR}

@@ -1,0 +1,44 @@
+"""The slot's end of the socket between host and slot: requests in, replies out."""
+
+from __future__ import annotations
+
+# ruff: noqa: TID252  the package is loaded under another name (see __init__)
+import socket
+
+from .protocol import REFUSED, REFUSED_KINDS, REPLY, REQUEST, Reply, Request
+from .supervisor import Supervisor
+
+__all__ = ["HostLine"]
+
+_MOST_COUNTED = (1 << 32) - 1
+
+
+class HostLine:
+    """Adds to each reply what the slot itself has spent on the call."""
+
+    def __init__(self, host: socket.socket, supervisor: Supervisor | None) -> None:
+        self._host, self._supervisor = host, supervisor
+        self.own_seconds = 0.0
+        """CPU time of the slot for the present call, but for its answers: a snippet decides how much there is to look
+        at and to tidy."""
+
+    @property
+    def charged_seconds(self) -> float:
+        """CPU time of the slot that the present call pays for."""
+        return self.own_seconds + (self._supervisor.seconds if self._supervisor is not None else 0.0)
+
+    def receive(self) -> Request | None:
+        """None when the host is gone."""
+        data = self._host.recv(REQUEST.size)
+        return Request(*REQUEST.unpack(data)) if len(data) == REQUEST.size else None
+
+    def send(self, reply: Reply) -> None:
+        """And begin another call."""
+        if self._supervisor is not None and self._supervisor.refused:
+            most = sorted(self._supervisor.refused.items(), key=lambda item: -item[1])[:REFUSED_KINDS]
+            flat = [figure for number, count in most for figure in (number & 0xFFFF, min(count, _MOST_COUNTED))]
+            self._host.send(REFUSED.pack(*flat, *[0] * (2 * REFUSED_KINDS - len(flat))))
+        charged, self.own_seconds = self.charged_seconds, 0.0
+        if self._supervisor is not None:
+            self._supervisor.begin()
+        self._host.send(REPLY.pack(*reply._replace(cpu_seconds=reply.cpu_seconds + charged)))
