@@ -251,9 +251,8 @@ def _compared(tally: Tally) -> list[Row]:
         {"phase": phase, "calls": len(seconds), "p50 ms": at(seconds, 0.5) * 1e3, "p99 ms": at(seconds, 0.99) * 1e3}
         for phase, seconds in ordered.items()
     ]
-    ratio = {
-        name: at(ordered["attacks"], of) / at(ordered["quiet"], of) for name, of in (("p50 ms", 0.5), ("p99 ms", 0.99))
-    }
+    parts = (("p50 ms", 0.5), ("p99 ms", 0.99))
+    ratio = {name: at(ordered["attacks"], part) / at(ordered["quiet"], part) for name, part in parts}
     return [*rows, {"phase": "attacks / quiet", "calls": None, **ratio}]
 
 

@@ -46,12 +46,11 @@ class Calls:
         """Of a call, held back while its client has too many open. Raises HrmError where the environment cannot."""
         self.opened()
         began, seconds = time.monotonic(), submission.deadline_seconds
+        bounded = seconds is not None and seconds >= 0  # else the environment refuses it
         try:
-            async with client.call(seconds):
+            async with client.call(seconds if bounded else None):
                 held = time.monotonic() - began
-                left = seconds
-                if client.has_quota and seconds is not None:
-                    left = max(0.0, seconds - held) if seconds >= 0 else seconds
+                left = max(0.0, seconds - held) if seconds is not None and bounded else seconds
                 own = replace(submission, run=client.own(submission.run), client=client.name, deadline_seconds=left)
                 result = await self.environment.run(own)
                 return replace(result, queued_seconds=result.queued_seconds + held)

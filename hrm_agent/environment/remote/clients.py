@@ -79,11 +79,6 @@ class Client:
         """Characters of answers that wait to be read, on all of them."""
         self._reading = asyncio.Lock()
 
-    @property
-    def has_quota(self) -> bool:
-        """False if its calls are never held back."""
-        return self._room is not None
-
     def kept(self, characters: int) -> None:
         """So many more wait to be read. Where these are too many, the connection that has most of them ends."""
         self.unread += characters

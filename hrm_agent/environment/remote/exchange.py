@@ -36,7 +36,7 @@ _STREAMS = 2
 _ENVELOPE = 4096
 """Characters of an answer beside its output, about."""
 _MOST_WAIT = 7 * 86400.0
-"""Seconds: the environment refuses longer deadlines."""
+"""Seconds of a deadline."""
 
 Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -94,10 +94,9 @@ class Exchange:
             return
         arrived, seconds = time.monotonic(), submission.deadline_seconds
         held.work = partial(self._calls.answer, self._client, submission, arrived)
-        if seconds is not None:
-            wait = min(_MOST_WAIT, max(0.0, seconds))
+        if seconds is not None and 0 <= seconds <= _MOST_WAIT:  # else the environment refuses it
             late = partial(self._late, key, submission, arrived)
-            held.timer = asyncio.get_running_loop().call_later(wait, late)
+            held.timer = asyncio.get_running_loop().call_later(seconds, late)
 
     def take_work(self, key: int, work: Work) -> None:
         """Begin what is no call, or hold it."""

@@ -87,8 +87,15 @@ def served_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("seconds", [1e12, 604_801, -1, 2**59])
 async def test_a_deadline_beyond_its_bound_costs_nobody_else_theirs(served_: Server, seconds: float) -> None:
-    status, answer = await served_.ask("/v1/run", {"code": "1", "deadline_seconds": seconds}, "free")
-    assert (status, answer["status"], "604,800" in answer["stderr"]) == (200, "invalid_call", True)
+    greedy = await served_.client("greedy")
+    holding = asyncio.create_task(greedy.execute(f"{HOLD}1", limits=LONG))  # all of its quota
+    held = await until_held()
+    call = {"code": "1", "deadline_seconds": seconds}
+    behind = asyncio.create_task(served_.ask("/v1/run", call))
+    for status, answer in (await served_.ask("/v1/run", call, "free"), let_go(held) or await behind):
+        assert (status, answer["status"], "604,800" in answer["stderr"]) == (200, "invalid_call", True)
+    await holding
+    await greedy.close()
     other = await served_.client("other")
     holding = [asyncio.create_task(other.execute(f"{HOLD}1", limits=LONG)) for _ in range(2)]
     held = await until_held(2)
