@@ -7,6 +7,7 @@ changed since `settle`: processes, files, descriptors, a connection that came in
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import os
 import secrets
@@ -127,6 +128,7 @@ class Host:
         for path in ("secret.txt", "home/.ssh/id_secret", "work/secret.txt"):
             (self.scratch / path).write_text(self.secret)
             (self.scratch / path).chmod(0o666)
+        self._unprotected = _compiled(Path(__file__).with_name("unprotected.c"))
         self._variables()
         self._listen()
         sleep = f"import time; time.sleep(3600)  # {self.secret}"
@@ -182,6 +184,7 @@ class Host:
             "HOST_PID": str(os.getpid()),
             "VICTIM_PID": str(self.victim.pid),
             "MARK": self.mark,
+            "UNPROTECTED": base64.b64encode(self._unprotected).decode(),
             "NUL": "\0",
             "SURROGATE": "\ud800",
         }
@@ -231,6 +234,16 @@ class Host:
                 what = path.lstat()
                 content = path.read_bytes() if stat.S_ISREG(what.st_mode) else b""
                 yield str(path), (what.st_mode, what.st_uid, what.st_nlink, what.st_mtime_ns, content)
+
+
+def _compiled(source: Path) -> bytes:
+    """A program for snippets to run; empty where there is no compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "program")
+        command = ["cc", "-O2", "-o", str(program), str(source), "-lpthread"]
+        with suppress(OSError):
+            subprocess.run(command, check=False, capture_output=True)
+        return program.read_bytes() if program.exists() else b""
 
 
 def _names(pids: set[int]) -> str:

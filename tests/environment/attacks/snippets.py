@@ -11,6 +11,7 @@ The comments at the head of a file, and after each `# %%`, which begins another 
     # cpu: 2
     # memory: 64
     # output: 4096
+    # peak: 300               MiB of memory that it must not be said to have held more than; at least 1 MiB
     # seconds: 0.3            that the call must be said to have taken, at least
     # wait: 0.2               seconds before it begins
     # runs: 2                 so often may it be run: what it shares variables with may be gone when it begins
@@ -42,7 +43,20 @@ ANY = frozenset(ToolStatus) - {ToolStatus.INFRASTRUCTURE}
 DEFAULTS = {"wall": 2.0, "cpu": 4.0, "memory": 256.0, "output": 4096.0}
 WIDE = DEFAULTS | {"wall": 200.0, "cpu": 200.0}
 """Limits for snippets that must not end by a time-out."""
-KEYS = {"outcome", "shows", "never", "session", "seconds", "wait", "runs", "copies", "differs", "heavy", *DEFAULTS}
+KEYS = {
+    "outcome",
+    "shows",
+    "never",
+    "session",
+    "peak",
+    "seconds",
+    "wait",
+    "runs",
+    "copies",
+    "differs",
+    "heavy",
+    *DEFAULTS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,7 @@ class Call:
     never: tuple[str, ...] = ()
     session: str | None = None
     limits: Limits = field(default_factory=Limits)
+    peak: float = 0.0
     seconds: float = 0.0
     wait: float = 0.0
     runs: int = 1
@@ -120,6 +135,7 @@ def _call(code: str, head: list[str]) -> Call:
         never=tuple(value for key, value in said if key == "never"),
         session=last.get("session"),
         limits=Limits(wall, cpu, int(memory * 2**20), int(output)),
+        peak=float(last.get("peak", 0)),
         seconds=float(last.get("seconds", 0)),
         wait=float(last.get("wait", 0)),
         runs=int(last.get("runs", 1)),

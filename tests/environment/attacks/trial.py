@@ -78,6 +78,8 @@ def judge(
         found.append("a path of the host in a traceback")
     found += [f"does not show {regex}: {text[-300:]!r}" for regex in call.shows if not re.search(regex, text)]
     found += [f"shows {regex}: {text[-300:]!r}" for regex in call.never if re.search(regex, text)]
+    if call.peak and not 1 <= result.peak_memory_bytes / 2**20 <= call.peak:
+        found.append(f"is said to have held {result.peak_memory_bytes} bytes")
     if result.duration_seconds < call.seconds:
         found.append(f"is said to have taken {result.duration_seconds:.2f} s")
     if result.attempt > (call.runs if call.limits.wall_seconds >= SOON_SECONDS else 2):

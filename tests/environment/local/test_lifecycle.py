@@ -279,6 +279,30 @@ def test_without_namespaces_the_rest_still_holds() -> None:
     ]
 
 
+def test_without_namespaces_a_snippet_ends_by_any_signal_and_nobody_else_does() -> None:
+    code = f"""{NO_NAMESPACES}
+        from hrm_agent.environment.local.slot_files import signal_name
+        async def main():
+            environment = LocalEnvironment(slots=2, isolation=Isolation.L1)
+            others = set()
+            for number in sorted(set(range(1, 65)) - set(range(19, 23))):
+                die = f"import os, signal; number = {{number}}"
+                die += "; number in (2, 13, 25) and signal.signal(number, signal.SIG_DFL); os.kill(os.getpid(), number)"
+                for session in (None, "s"):
+                    result = await environment.execute(die, limits=Limits(60, 60), session=session)
+                    if (result.status, result.stderr) != ("error", f"Process ended by {{signal_name(number)}}\\n"):
+                        others.add((number, str(result.status), result.stderr))
+            print(sorted(others))
+            print((await environment.execute("6 * 7")).value, await environment.check_health(60))
+            metrics = await environment.metrics()
+            print("environment_worker_faults 0" in metrics, "environment_slot_deaths 0" in metrics)
+            await environment.close()
+        asyncio.run(main())
+    """
+    ignored = [(number, "ok", "") for number in (17, 18, 23, 28)]
+    assert run_as_ordinary_user(code) == [str(ignored), "42 ", "True True"]
+
+
 MANY = """
 import os, time
 for _ in range(100):

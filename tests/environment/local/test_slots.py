@@ -1,0 +1,150 @@
+"""The thread that serves every slot: nothing ends it, and each surprise costs one call at most."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from hrm_agent.environment import ExecutionResult, LocalEnvironment, Submission
+from hrm_agent.environment.local import slot_handle, slot_table, slots
+from hrm_agent.environment.local.serving_thread import Wake
+from hrm_agent.environment.sandbox import protocol
+from hrm_agent.testing import block_until
+from hrm_agent.trajectory import ToolStatus
+from tests.environment.attacks.host import is_running
+from tests.support.environment.contract import LONG, gauge
+from tests.support.environment.killing import SLOT, at_depth
+
+pytestmark = pytest.mark.whole
+
+OK, ERROR, INFRASTRUCTURE = ToolStatus.OK, ToolStatus.ERROR, ToolStatus.INFRASTRUCTURE
+
+
+@pytest_asyncio.fixture
+async def environment() -> AsyncIterator[LocalEnvironment]:
+    environment = LocalEnvironment(slots=2)
+    yield environment
+    await environment.close()
+
+
+async def is_well(environment: LocalEnvironment) -> bool:
+    result = await environment.execute("6 * 7", limits=LONG)
+    return (result.status, result.value) == (OK, "42") and await environment.check_health(60) == ""
+
+
+def failing(error: BaseException, *, once: bool = True, then: Callable[..., Any]) -> Callable[..., Any]:
+    """Raises `error` when it is called first, or whenever it is called."""
+    calls: list[int] = []
+
+    def function(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if not once or len(calls) == 1:
+            raise error
+        return then(*args, **options)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "error", "status"),
+    [
+        (slot_handle, "outcome", ValueError("35 is not a valid Signals"), ERROR),  # it lies in what the snippet left
+        (slot_handle, "outcome", OSError(5, "Input/output error"), OK),  # of this process: the call is run again
+        (slot_handle, "outcome", MemoryError(), OK),
+        (slots, "Reply", RuntimeError("nobody knows"), OK),
+        (slot_table.SlotTable, "set_idle", RuntimeError("nobody knows"), OK),
+        (slot_table.SlotTable, "give_up_surplus", RuntimeError("nobody knows"), OK),
+    ],
+)
+async def test_a_surprise_costs_one_call_and_is_counted_and_logged(
+    environment: LocalEnvironment,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    module: Any,
+    name: str,
+    error: Exception,
+    status: ToolStatus,
+) -> None:
+    assert await is_well(environment)
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(module, name, failing(error, then=getattr(module, name)))
+        result = await environment.execute("1", limits=LONG)
+        assert await is_well(environment)
+    assert (result.status, await gauge(environment, "worker_faults")) == (status, 1)
+    assert "goes on" in caplog.text and type(error).__name__ in caplog.text
+
+
+async def test_a_surprise_that_stays_is_the_fault_of_nobody_and_ends_with_its_cause(
+    environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await is_well(environment)
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "Reply", failing(RuntimeError("it stays"), once=False, then=protocol.Reply))
+        results = await asyncio.gather(*(environment.execute("1", limits=LONG) for _ in range(4)))
+        assert await environment.check_health(60) == ""
+    assert {(result.status, result.attempt) for result in results} == {(INFRASTRUCTURE, 2)}
+    assert await gauge(environment, "worker_faults") == 8
+    assert await is_well(environment)
+
+
+async def test_a_machine_that_starts_no_process_is_tried_again(
+    environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OSError(11, "Resource temporarily unavailable")
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "ZygoteProcess", failing(error, once=False, then=slots.ZygoteProcess))
+        result = await environment.execute("import numpy\n1", limits=LONG)
+        assert await is_well(environment)
+    assert result.status is INFRASTRUCTURE and "could not be started" in result.stderr
+    again = await environment.execute("import numpy\n1", limits=LONG)
+    assert again.status is OK
+
+
+async def test_a_caller_that_raises_keeps_no_other_from_its_answer(environment: LocalEnvironment) -> None:
+    def raises(result: ExecutionResult) -> None:
+        raise RuntimeError(result.status)
+
+    for _ in range(2):
+        environment._scheduler.enter(Submission("1", limits=LONG), raises)  # pyright: ignore[reportPrivateUsage]
+    results = await asyncio.gather(*(environment.execute("6 * 7", limits=LONG) for _ in range(4)))
+    assert {result.value for result in results} == {"42"}
+    assert await is_well(environment)
+
+
+async def test_health_is_the_threads_own_word(environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await environment.check_health(60) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(Wake, "answer", lambda self: os.eventfd_read(self.descriptor))  # a thread that does not turn
+        assert "has not answered" in await environment.check_health(0.01)
+    assert await environment.check_health(60) == ""
+    await environment.close()
+    assert "has not answered" in await environment.check_health(0.01)
+
+
+async def test_the_death_of_one_slot_costs_the_others_nothing(environment: LocalEnvironment) -> None:
+    await environment.warm_up()
+    before = set(at_depth(SLOT))
+    victim = min(before)
+    os.kill(victim, signal.SIGKILL)
+    block_until(lambda: not is_running(victim))
+    while await gauge(environment, "slot_deaths") < 1:
+        assert await is_well(environment)
+    assert before - {victim} <= set(at_depth(SLOT))
+
+
+async def test_slots_of_two_environments_are_different_users(environment: LocalEnvironment) -> None:
+    other = LocalEnvironment(slots=2)
+    for each in (environment, other):
+        await each.warm_up()
+    users = [int(Path(f"/proc/{pid}").stat().st_uid) for pid in at_depth(SLOT)]
+    await other.close()
+    ordinary = os.getuid() != 0  # then there is one user for all
+    assert set(users) == {os.getuid()} if ordinary else len(set(users)) == len(users) >= 4
