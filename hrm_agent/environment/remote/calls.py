@@ -18,6 +18,8 @@ from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["Calls", "answer_or_error"]
 
+_NO_WAIT = 0.001
+"""Seconds."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,7 +52,9 @@ class Calls:
         try:
             async with client.call(seconds if bounded else None):
                 held = time.monotonic() - began
-                left = max(0.0, seconds - held) if seconds is not None and bounded else seconds
+                left = seconds
+                if seconds is not None and bounded and held > _NO_WAIT:  # else the outcome names what was asked for
+                    left = max(0.0, seconds - held)
                 own = replace(submission, run=client.own(submission.run), client=client.name, deadline_seconds=left)
                 result = await self.environment.run(own)
                 return replace(result, queued_seconds=result.queued_seconds + held)
