@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,7 +34,7 @@ from tests.support.environment.served import served
 
 pytestmark = pytest.mark.whole
 
-LINE = 100_000
+LINE = 60_000
 """Characters that a call of these tests prints."""
 
 
@@ -79,6 +80,7 @@ def served_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tokens = {name: add_client(file, name, calls) for name, calls in (("greedy", 1), ("free", None), ("other", None))}
     local, listener = LocalEnvironment(slots=2), listen_tcp("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)  # what the kernel keeps is not counted
     known = read_clients(file)
     with served(local, listener, known):
         yield Server(local, url, tokens, known)
@@ -164,20 +166,20 @@ async def test_a_stream_takes_in_so_many_calls_and_no_more_before_some_have_ende
     client = served_.holder("greedy")
     async with (
         aiohttp.ClientSession() as session,
-        session.ws_connect(f"{served_.url}/v1/stream", headers=served_.headers("greedy")) as socket,
+        session.ws_connect(f"{served_.url}/v1/stream", headers=served_.headers("greedy")) as stream,
     ):
-        await socket.receive_json()
-        await socket.send_json([{"key": 0, "run": {"code": HOLD}}])
+        await stream.receive_json()
+        await stream.send_json([{"key": 0, "run": {"code": HOLD}}])
         held = await until_held()
-        await socket.send_json([{"key": key, "run": {"code": f"{key}"}} for key in range(1, 401)])
-        await socket.send_json([{"key": 401, "run": {"code": "401"}}])
+        await stream.send_json([{"key": key, "run": {"code": f"{key}"}} for key in range(1, 401)])
+        await stream.send_json([{"key": 401, "run": {"code": "401"}}])
         (taken,) = await wait_until(lambda: [each for each in exchanges(client) if not each.room.is_set()])
         assert (len(taken._held) < 200, taken.under_way < 20) == (True, True)
         await served_.others_are_served()
         let_go(held)
         values = dict[int, str]()
         while len(values) < 402:
-            values |= {each["key"]: each["result"].get("value") for each in await socket.receive_json(timeout=60)}
+            values |= {each["key"]: each["result"].get("value") for each in await stream.receive_json(timeout=60)}
     assert all(values[key] == f"{key}" for key in range(1, 402))
 
 
@@ -187,20 +189,20 @@ async def test_held_calls_may_be_cancelled_and_have_their_deadlines(
     monkeypatch.setattr(exchange, "MOST_KEPT", 1)  # one at a time
     async with (
         aiohttp.ClientSession() as session,
-        session.ws_connect(f"{served_.url}/v1/stream", headers=served_.headers("free")) as socket,
+        session.ws_connect(f"{served_.url}/v1/stream", headers=served_.headers("free")) as stream,
     ):
-        await socket.receive_json()
+        await stream.receive_json()
         calls = [f"{HOLD}'held'", "'cancelled'", "'late'", "'last'"]
         messages: list[dict[str, Any]] = [{"key": key, "run": {"code": code}} for key, code in enumerate(calls)]
         messages[2]["run"]["deadline_seconds"] = 0.05
-        await socket.send_json(messages)
+        await stream.send_json(messages)
         held = await until_held()
-        await socket.send_json([{"key": 1, "cancel": True}])
-        (late,) = await socket.receive_json(timeout=60)
+        await stream.send_json([{"key": 1, "cancel": True}])
+        (late,) = await stream.receive_json(timeout=60)
         assert (late["key"], late["result"]["status"]) == (2, "infrastructure")
         assert "deadline of 0.05 s" in late["result"]["stderr"]
         let_go(held)
-        ended = [*(await socket.receive_json(timeout=60)), *(await socket.receive_json(timeout=60))]
+        ended = [*(await stream.receive_json(timeout=60)), *(await stream.receive_json(timeout=60))]
     assert [(each["key"], each["result"].get("value")) for each in ended] == [(0, "'held'"), (3, "'last'")]
     assert ended[1]["result"]["queued_seconds"] >= 0.05
 
@@ -216,12 +218,12 @@ class Reader:
         self.url, self.headers = f"{served_.url}/v1/", served_.headers("free")
 
     async def stream(self) -> AsyncIterator[list[Any]]:
-        async with self.session.ws_connect(f"{self.url}stream", headers=self.headers, max_msg_size=0) as socket:
-            await socket.receive_json()
-            await socket.send_json([{"key": key, "run": PRINTING} for key in range(self.calls)])
+        async with self.session.ws_connect(f"{self.url}stream", headers=self.headers, max_msg_size=0) as stream:
+            await stream.receive_json()
+            await stream.send_json([{"key": key, "run": PRINTING} for key in range(self.calls)])
             yield []
             while True:
-                yield await socket.receive_json(timeout=60)
+                yield await stream.receive_json(timeout=60)
 
     async def batch(self) -> AsyncIterator[list[Any]]:
         body = {"calls": [PRINTING] * self.calls}
@@ -236,7 +238,7 @@ async def test_what_a_client_does_not_read_is_bounded_whole(
     served_: Server, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Over all its results; its further calls wait, and are run when it reads."""
-    most, calls, client = 20 * LINE, 300, served_.holder("free")
+    most, calls, client = 10 * LINE, 80, served_.holder("free")
     monkeypatch.setattr(exchange, "MOST_KEPT", most)
 
     def is_full() -> list[Exchange]:
@@ -260,25 +262,25 @@ async def test_what_a_client_does_not_read_is_bounded_whole(
 async def test_of_a_clients_connections_the_one_that_keeps_most_unread_is_ended(
     served_: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "MOST_KEPT", 100 * LINE)
-    monkeypatch.setattr(clients, "MOST_UNREAD", 150 * LINE)
+    monkeypatch.setattr(exchange, "MOST_KEPT", 15 * LINE)
+    monkeypatch.setattr(clients, "MOST_UNREAD", 22 * LINE)
     client = served_.holder("free")
     async with aiohttp.ClientSession() as session:
-        sockets = list[aiohttp.ClientWebSocketResponse]()
+        streams = list[aiohttp.ClientWebSocketResponse]()
         for number in range(3):
-            socket = await session.ws_connect(
+            stream = await session.ws_connect(
                 f"{served_.url}/v1/stream", headers=served_.headers("free"), max_msg_size=0
             )
-            await socket.receive_json()
-            sockets.append(socket)
+            await stream.receive_json()
+            streams.append(stream)
             if number < 2:
-                await socket.send_json([{"key": key, "run": PRINTING} for key in range(400)])
+                await stream.send_json([{"key": key, "run": PRINTING} for key in range(60)])
         await wait_until(lambda: len(client.exchanges) < 3)
-        assert client.unread <= 150 * LINE
-        await sockets[2].send_json([{"key": 1, "run": {"code": "6 * 7"}}])
-        assert (await sockets[2].receive_json(timeout=60))[0]["result"]["value"] == "42"
-        for socket in sockets:
-            await socket.close()
+        assert client.unread <= 22 * LINE
+        await streams[2].send_json([{"key": 1, "run": {"code": "6 * 7"}}])
+        assert (await streams[2].receive_json(timeout=60))[0]["result"]["value"] == "42"
+        for stream in streams:
+            await stream.close()
     await wait_until(lambda: client.unread == 0 and not client.exchanges)
     await all_slots_free(served_.local)
 
