@@ -229,5 +229,6 @@ def figure(text: bytes, name: bytes = b"") -> int:
 
     Elsewhere in a line anything may stand that a snippet chose: the kernel puts a process's name into its files.
     """
-    words = (b"\n" + text).partition(b"\n" + name)[2].split(maxsplit=1)
+    line = (b"\n" + text).partition(b"\n" + name)[2].partition(b"\n")[0]
+    words = line.split(maxsplit=1)
     return int(words[0]) if words and words[0].isdigit() else 0

@@ -66,16 +66,24 @@ class Zygote:
         data, descriptors, _, _ = socket.recv_fds(self._control, NEW_SLOT.size, 5)
         if len(data) < NEW_SLOT.size:
             return False
-        number: int = NEW_SLOT.unpack(data)[0]
-        pid = os.fork()
-        if pid == 0:
-            self._layers.become_slot(number, descriptors)
-        pidfd = os.pidfd_open(pid)
-        self._slots[pidfd] = pid, number
-        self._poll.register(pidfd, select.POLLIN)
+        with suppress(OSError):  # the machine has no room for it: the host sees that the slot's socket is closed
+            self._fork_slot(NEW_SLOT.unpack(data)[0], descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         return True
+
+    def _fork_slot(self, number: int, descriptors: list[int]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._layers.become_slot(number, descriptors)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._slots[pidfd] = pid, number
+        self._poll.register(pidfd, select.POLLIN)
 
     def _reap(self, pidfd: int) -> None:
         """A slot is gone. Its child is this process's now, and ends too."""

@@ -148,3 +148,36 @@ async def test_slots_of_two_environments_are_different_users(environment: LocalE
     await other.close()
     ordinary = os.getuid() != 0  # then there is one user for all
     assert set(users) == {os.getuid()} if ordinary else len(set(users)) == len(users) >= 4
+
+
+MANY_MAPS = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype, pages = ctypes.c_void_p, 6000
+area = libc.mmap(None, ctypes.c_size_t(4096 * pages), 1, 0x22, -1, ctypes.c_size_t(0))
+for page in range(0, pages, 2):
+    libc.mprotect(ctypes.c_void_p(area + 4096 * page), ctypes.c_size_t(4096), 3)
+for _ in range(8):
+    if os.fork() == 0:
+        time.sleep(60)
+time.sleep(2.5)
+os.kill(-1, 9)
+"""
+
+
+def cpu_of_slots() -> float:
+    """CPU seconds of the slots themselves, without their children's."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in at_depth(SLOT)]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_a_call_pays_for_being_looked_at() -> None:
+    environment = LocalEnvironment(slots=1)
+    assert await is_well(environment)
+    before = cpu_of_slots()
+    result = await environment.execute(MANY_MAPS, limits=LONG)
+    spent = cpu_of_slots() - before
+    await environment.close()
+    assert result.status is OK
+    assert spent > 0.05
+    assert result.cpu_seconds > spent * 0.9

@@ -69,6 +69,7 @@ def test_a_name_changes_nothing_of_what_is_seen(name: bytes) -> None:
         (b"VmHWM: 5 kB", 5),
         (b"VmHWM: x\n", 0),
         (b"VmHWM:", 0),
+        (b"VmHWM:\n7 kB", 0),
         (b"VmHWM: -5 kB", 0),
         ("VmHWM: \u0663".encode(), 0),
         (b"", 0),
