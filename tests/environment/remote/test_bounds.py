@@ -210,8 +210,22 @@ async def test_held_calls_may_be_cancelled_and_have_their_deadlines(
 PRINTING = {"code": f"print('x' * {LINE})", "limits": {"output_bytes": LINE}}
 
 
+def idle() -> aiohttp.ClientSession:
+    """For a client that reads when it is told to: until then its library leaves in the kernel what comes, which keeps
+    little.
+    """
+
+    def small(address: Any) -> socket.socket:
+        made = socket.socket(*address[:3])
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
+        return made
+
+    connector = aiohttp.TCPConnector(socket_factory=small)
+    return aiohttp.ClientSession(connector=connector, read_bufsize=LINE)
+
+
 class Reader:
-    """A client that reads when it is told to: until then its library leaves in the kernel what comes."""
+    """A client of many calls that print."""
 
     def __init__(self, session: aiohttp.ClientSession, served_: Server, calls: int) -> None:
         self.session, self.calls = session, calls
@@ -238,13 +252,13 @@ async def test_what_a_client_does_not_read_is_bounded_whole(
     served_: Server, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Over all its results; its further calls wait, and are run when it reads."""
-    most, calls, client = 10 * LINE, 80, served_.holder("free")
+    most, calls, client = 10 * LINE, 40, served_.holder("free")
     monkeypatch.setattr(exchange, "MOST_KEPT", most)
 
     def is_full() -> list[Exchange]:
         return [each for each in exchanges(client) if each._held and not each.under_way and each.unread]
 
-    async with aiohttp.ClientSession(read_bufsize=LINE) as session:
+    async with idle() as session:
         answers = getattr(Reader(session, served_, calls), way)()
         assert await anext(answers) == []
         (full,) = await wait_until(is_full)
@@ -265,7 +279,7 @@ async def test_of_a_clients_connections_the_one_that_keeps_most_unread_is_ended(
     monkeypatch.setattr(exchange, "MOST_KEPT", 15 * LINE)
     monkeypatch.setattr(clients, "MOST_UNREAD", 22 * LINE)
     client = served_.holder("free")
-    async with aiohttp.ClientSession() as session:
+    async with idle() as session:
         streams = list[aiohttp.ClientWebSocketResponse]()
         for number in range(3):
             stream = await session.ws_connect(
@@ -274,7 +288,7 @@ async def test_of_a_clients_connections_the_one_that_keeps_most_unread_is_ended(
             await stream.receive_json()
             streams.append(stream)
             if number < 2:
-                await stream.send_json([{"key": key, "run": PRINTING} for key in range(60)])
+                await stream.send_json([{"key": key, "run": PRINTING} for key in range(40)])
         await wait_until(lambda: len(client.exchanges) < 3)
         assert client.unread <= 22 * LINE
         await streams[2].send_json([{"key": 1, "run": {"code": "6 * 7"}}])
