@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
+from hrm_agent.guarded_loop import LoopGuard
+
 __all__ = ["BackgroundLoop", "ReusedThreads", "call_in_thread", "run_sync"]
 
 _Result = TypeVar("_Result")
@@ -88,8 +90,15 @@ class BackgroundLoop:
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._guard, self._over = LoopGuard(name), False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        """SystemExit in one task ends an event loop, and with it everybody's tasks: this one goes on."""
+        while not self._over:
+            with self._guard:
+                self.loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
         """Begin `work` there. Cancelling the future cancels it."""
@@ -109,6 +118,7 @@ class BackgroundLoop:
 
     def close(self) -> None:
         """What is still under way stays unfinished."""
+        self._over = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

@@ -184,15 +184,16 @@ class _RequestGate:
         request[HOLDER] = holder
 
 
-async def body_of(request: web.Request) -> Any:
-    """The JSON that a request carries."""
+async def body_of(request: web.Request, read: Callable[[bytes], Awaitable[Any]] | None = None) -> Any:
+    """The JSON that a request carries; `read` parses it, where that is not to be done at once."""
     if request.content_type != "application/json":
         raise BadRequestError(415, "The content type has to be application/json.")
     if "Content-Encoding" in request.headers:
         raise BadRequestError(415, "The body has to be sent as it is, without a Content-Encoding.")
     try:
         async with asyncio.timeout(SECONDS_TO_ASK):
-            return from_json(await request.read())
+            body = await request.read()
+        return from_json(body) if read is None else await read(body)
     except TimeoutError:
         raise BadRequestError(408, f"The request did not come within {SECONDS_TO_ASK:.0f} s.") from None
     except web.HTTPRequestEntityTooLarge:

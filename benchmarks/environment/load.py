@@ -1,12 +1,16 @@
 """A server under a mixed load, with attacks among the calls and strangers at the door: what is lost, wrong, or left.
 
     python -m benchmarks.environment.load [--calls 20000] [--clients 64] [--attacks 0.05] [--strangers 1024]
-        [--quick] [--json FILE]
+        [--alternate] [--quick] [--json FILE]
 
 A server process, and clients (`load_clients`) whose calls are drawn; a given share are attacks of
 `tests/environment/attacks/corpus`. What each has to come to is known. `lost` is a call without an answer, or with
 `infrastructure`; `doubled` one that ran twice: its two answers differ, its session's counter is ahead, or the server
 counts more outcomes than there were calls. Clients leave and come back, each time by a new connection.
+
+`--alternate` makes as many calls again without attacks, phase by phase in turn, and the attacks are those of
+`load_attacks`, by a client with a quota: on the server's messages and threads as well as by snippets. Then it says how
+long the calls of the others took with attacks, and without.
 
 Strangers hold connections on which they say nothing, or half a header, and open another whenever the server closes one.
 
@@ -34,13 +38,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.environment.__main__ import show
+from benchmarks.environment.load_attacks import QUOTA, Attacker
 from benchmarks.environment.load_clients import MIB, PATIENT, TOKEN, Client, Tally, short_attacks
-from benchmarks.environment.measure import Row
+from benchmarks.environment.measure import Row, at
 from hrm_agent.environment.base import Environment
 from hrm_agent.environment.remote.client import RemoteEnvironment
+from hrm_agent.environment.remote.clients import hash_of
 from hrm_agent.testing import block_until, wait_until
 from tests.environment.attacks.host import descendants, is_running, open_descriptors, resident_bytes
 
+ATTACKERS = "a token for attacks alone"
+PHASES = 10
+"""Pairs of phases, without attacks and with them."""
 PAUSE_SECONDS = 1.0
 """A stranger's, before it comes back."""
 SETTLE_SECONDS = 30.0
@@ -59,10 +68,10 @@ submitted again, 10,000 at most, take 20 MiB."""
 def server() -> Generator[tuple[subprocess.Popen[str], str, Path]]:
     """The process, its address, and the file that it writes what it has to say to."""
     with tempfile.TemporaryDirectory() as folder:
-        token, said = Path(folder) / "token", Path(folder) / "said"
-        token.write_text(TOKEN)
-        token.chmod(0o600)
-        words = ["environment", "serve", "--port", "0", "--token-file", str(token), "--json"]
+        known, said = Path(folder) / "clients", Path(folder) / "said"
+        others, attacker = (f'token_sha256 = "{hash_of(token.encode())}"' for token in (TOKEN, ATTACKERS))
+        known.write_text(f"[others]\n{others}\n[attacker]\n{attacker}\ncalls = {QUOTA}\n")
+        words = ["environment", "serve", "--port", "0", "--clients", str(known), "--json"]
         command = [sys.executable, "-m", "hrm_agent.cli.main", *words]
         with said.open("w") as errors, subprocess.Popen(command, stdout=-1, stderr=errors, text=True) as process:
             assert process.stdout is not None
@@ -183,17 +192,32 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
     watcher, tally, attacks = await asyncio.to_thread(RemoteEnvironment, url, token=TOKEN), Tally(), short_attacks()
     await warm_up(watcher, int((await gauges(watcher))["slots"]))
     before, counted, began = await at_rest(pid, watcher), outcomes(await gauges(watcher)), time.monotonic()
-    clients = [Client(url, number, options.attacks, attacks, tally) for number in range(options.clients)]
+    clients = [
+        Client(url, number, attacks, tally, Attacker(url, ATTACKERS, number) if options.alternate else None)
+        for number in range(options.clients)
+    ]
     samples: list[Row] = []
+    phases = [("attacks", options.attacks)] if not options.alternate else [("quiet", 0.0), ("attacks", options.attacks)]
+    pairs = PHASES if options.alternate else 1
+    calls = options.calls * len(phases)
 
     def done() -> None:
-        if tally.made.total() * SAMPLES // options.calls > len(samples):
+        if tally.made.total() * SAMPLES // calls > len(samples):
             row = {"calls": tally.made.total(), "seconds": time.monotonic() - began, **memory(pid)}
             samples.append(row | {"descriptors of the server": open_descriptors(pid)})
 
     async with strangers(url, options.strangers) as came:
-        shares = [range(number, options.calls, options.clients) for number in range(options.clients)]
-        await asyncio.gather(*(client.make(share, done) for client, share in zip(clients, shares, strict=True)))
+        each = options.calls // pairs
+        for phase in range(pairs * len(phases)):
+            tally.phase, share = phases[phase % len(phases)]
+            for client in clients:
+                client.share = share
+            first = phase * each
+            shares = [range(first + number, first + each, options.clients) for number in range(options.clients)]
+            await asyncio.gather(*(client.make(share, done) for client, share in zip(clients, shares, strict=True)))
+            if phase == len(phases) - 1 and options.alternate:  # what is kept of calls has grown by then
+                before |= await asyncio.to_thread(memory, pid)
+        await asyncio.gather(*(client.leave() for client in clients))
         seconds = time.monotonic() - began
     counts = await gauges(watcher)
     if (more := outcomes(counts) - counted - tally.outcomes) > 0:
@@ -209,12 +233,27 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
         print(line)
     whole = {
         "seconds": seconds,
-        "calls/s": options.calls / seconds,
+        "calls/s": calls / seconds,
         "strangers' connections": came["opened"],
         "slots that died": counts["slot_deaths"],
         "calls put back into the queue": counts["retries_total"],
     }
-    return {"load": [whole], "calls": tally.rows(), "while it ran": samples, "the server": rows}
+    found = {"load": [whole], "calls": tally.rows(), "while it ran": samples, "the server": rows}
+    if options.alternate:
+        found |= {"the others": _compared(tally), "attacks": [dict(tally.attacks)]}
+    return found
+
+
+def _compared(tally: Tally) -> list[Row]:
+    """How long the calls of the others took."""
+    ordered = {phase: sorted(seconds) for phase, seconds in tally.seconds.items()}
+    rows = [
+        {"phase": phase, "calls": len(seconds), "p50 ms": at(seconds, 0.5) * 1e3, "p99 ms": at(seconds, 0.99) * 1e3}
+        for phase, seconds in ordered.items()
+    ]
+    parts = (("p50 ms", 0.5), ("p99 ms", 0.99))
+    ratio = {name: at(ordered["attacks"], part) / at(ordered["quiet"], part) for name, part in parts}
+    return [*rows, {"phase": "attacks / quiet", "calls": None, **ratio}]
 
 
 def main() -> int:
@@ -223,6 +262,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64, help="that each wait for their answer [64]")
     parser.add_argument("--attacks", type=float, default=0.05, help="share of the calls that are attacks [0.05]")
     parser.add_argument("--strangers", type=int, default=1024, help="connections without a token [1024]")
+    parser.add_argument("--alternate", action="store_true", help="compare with as many calls without attacks")
     parser.add_argument("--quick", action="store_true", help="400 calls, half of the strangers: half a minute")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()

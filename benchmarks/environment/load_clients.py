@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from benchmarks.environment.load_attacks import Attacker
 from benchmarks.environment.measure import Row
 from hrm_agent.environment.base import Environment, ExecutionResult, Limits, Submission
 from hrm_agent.environment.remote.client import RemoteEnvironment
@@ -37,6 +39,8 @@ CELLS = 20
 """Of one session."""
 ATTACK_SECONDS = 0.7
 """An attack that may take longer by its own word is left to the corpus' own test."""
+TIMED = ("plain", "numpy", "error", "cell")
+"""Kinds of calls that end as soon as they can."""
 ENDLESS = "import time\nwhile True: time.sleep(60)"
 
 
@@ -48,6 +52,11 @@ class Tally:
         self.told: list[str] = []
         self.outcomes = 0
         """That the server has to count: calls whose answer somebody waited for."""
+        self.seconds: dict[str, list[float]] = {}
+        """Name of a phase -> of each call that is no attack, from its submission to its answer."""
+        self.phase = ""
+        self.attacks = Counter[str]()
+        """By kind, of those that an `Attacker` made."""
 
     def blame(self, fault: str, kind: str, what: str, times: int = 1) -> None:
         self.faults[fault][kind] += times
@@ -68,8 +77,15 @@ class Tally:
 class Client:
     """Makes calls one after the other, and knows what each has to come to."""
 
-    def __init__(self, url: str, number: int, share: float, attacks: list[Call], tally: Tally) -> None:
-        self._url, self._number, self._share, self._attacks, self._tally = url, number, share, attacks, tally
+    def __init__(
+        self, url: str, number: int, attacks: list[Call], tally: Tally, attacker: Attacker | None = None
+    ) -> None:
+        """`attacker`: makes the attacks in place of the calls of `attacks`."""
+        self._url, self._number, self._attacks, self._tally = url, number, attacks, tally
+        self._attacker = attacker
+        self.share = 0.0
+        """Of its calls that are attacks."""
+        self._made = 0
         self._chance = random.Random(SEED * 1000 + number)
         self._environment: Environment
         self._session = self._cells = 0
@@ -81,23 +97,32 @@ class Client:
         }  # fmt: skip
 
     async def make(self, numbers: range, done: Callable[[], None]) -> None:
-        for i, number in enumerate(numbers):
-            if i % STAY == 0:
+        """The calls of one phase."""
+        for number in numbers:
+            if self._made % STAY == 0:
                 await self._come_back()
-            if self._chance.random() < self._share:
+            self._made += 1
+            if self._chance.random() < self.share:
                 kind: Callable[[int], Awaitable[None]] = self._attack
             else:
                 (kind,) = self._chance.choices([*self._kinds], [*self._kinds.values()])
             name = kind.__name__.strip("_").replace("_", " ")
             self._tally.made[name] += 1
+            began = time.monotonic()
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await kind(number)
             except (HrmError, TimeoutError) as error:
                 self._tally.blame("lost", name, f"{type(error).__name__} {error}")
+            if name in TIMED:
+                self._tally.seconds.setdefault(self._tally.phase, []).append(time.monotonic() - began)
             done()
+
+    async def leave(self) -> None:
         await self._end_session()
         await self._environment.close()
+        if self._attacker is not None:
+            await self._attacker.close()
 
     async def _come_back(self) -> None:
         if hasattr(self, "_environment"):
@@ -148,6 +173,14 @@ class Client:
         await self._ends("output", "output_limit", f"while True: print('{number % 10}' * 1_000_000)")
 
     async def _attack(self, number: int) -> None:
+        if self._attacker is not None:
+            before = self._attacker.calls
+            kind, wrong = await self._attacker.attack(self._chance)
+            self._tally.outcomes += self._attacker.calls - before
+            self._tally.attacks[kind] += 1
+            if wrong:
+                self._tally.blame("wrong", "attack", f"{kind}: {wrong}")
+            return
         call = self._attacks[self._chance.randrange(len(self._attacks))]
         result = await self._run(call.code, call.limits)
         good = result.status in call.outcomes and "BREACH" not in f"{result.stdout}{result.value}"

@@ -60,9 +60,13 @@ class Submission:
     run: str = ""
     """On whose behalf: among runs, slots are shared out evenly."""
     priority: int = 0
-    """Higher goes first."""
+    """Higher goes first, among the calls of one client; from -100 to 100."""
     deadline_seconds: float | None = None
-    """From now; a call that has not begun by then ends with status `infrastructure`. None waits as long as it takes."""
+    """From now, 0 to 604,800 (a week); a call that has not begun by then ends with status `infrastructure`. None waits
+    as long as it takes."""
+    client: str = ""
+    """Set by a server: whose call it is. Slots are shared out evenly among clients first, then among the runs of each.
+    It is not sent to a server."""
 
 
 @dataclass(frozen=True, slots=True)

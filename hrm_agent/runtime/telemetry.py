@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from hrm_agent.errors import ConfigError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.trajectory import StopReason, Trajectory
 from hrm_agent.unicode import without_surrogates
@@ -89,14 +90,16 @@ class _Sending(Thread):
         from hrm_agent.trajectory.formats.otel_spans import spans_of
 
         content = RequestHints() if self._content else None
+        guard = LoopGuard("otel")
         while runs := self._waiting():
-            spans = (span for run in runs for span in spans_of(run, content=content, newest_turn=True))
-            try:
-                why = self._send(spans)
-            except Exception as error:  # no fault of a collector, or of what speaks to it, is the run's
-                why = f"{type(error).__name__}: {error}"
-            if why is not None:
-                self._lose(why, len(runs))
+            with guard:
+                spans = (span for run in runs for span in spans_of(run, content=content, newest_turn=True))
+                try:
+                    why = self._send(spans)
+                except Exception as error:  # no fault of a collector, or of what speaks to it, is the run's
+                    why = f"{type(error).__name__}: {error}"
+                if why is not None:
+                    self._lose(why, len(runs))
 
     def _waiting(self) -> list[Trajectory]:
         """What waits to be sent, at most so much as one request may hold; nothing at the end."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hrm_agent.errors import StoreError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.store.cursors import Work
 
 __all__ = ["Committer"]
@@ -41,6 +42,7 @@ class Committer:
         self._busy = False
         """A commit is under way, in whichever thread."""
         self._closed = False
+        self._guard = LoopGuard("store-commits")
         self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
         self._thread.start()
 
@@ -73,6 +75,11 @@ class Committer:
     def _finish_taken(self, jobs: Sequence[_PendingWrite]) -> None:
         try:
             self._finish(jobs)
+        except Exception as error:  # whatever it is, nobody is to wait for ever, and the thread goes on
+            self._guard.caught(error)
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(error)
         finally:
             with self._changed:
                 self._busy = False
@@ -81,13 +88,14 @@ class Committer:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                while self._busy or not self._jobs:
-                    if self._closed and not self._busy:
-                        return
-                    self._changed.wait()
-                jobs = self._take()
-            self._finish_taken(jobs)
+            with self._guard:
+                with self._changed:
+                    while self._busy or not self._jobs:
+                        if self._closed and not self._busy:
+                            return
+                        self._changed.wait()
+                    jobs = self._take()
+                self._finish_taken(jobs)
 
     def _finish(self, jobs: Sequence[_PendingWrite]) -> None:
         """One job's failure is not another's: where all together fail, each is tried alone."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from hrm_agent.errors import LeaseLostError, StoreError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.store.cursors import Cursor, Work, WriteCursor
 from hrm_agent.store.deferred import DeferredFailed, DeferredWork, is_late, is_of_driver, is_refused
 from hrm_agent.store.fencing import Fence
@@ -341,20 +342,22 @@ class Database(ABC):
 
     def _flush_on_time(self) -> None:
         """What a commit has taken along before it was due is not waited for: under load nothing is left to be done."""
+        guard = LoopGuard("store-flush")
         while not self._closed.is_set():
             self._given.wait()
-            while self._has_more() and not self._closed.wait(min(self._seconds_left(), _LATER_SECONDS)):
-                if self._seconds_left() > 0:  # not yet, or others have come in the place of those waited for
-                    continue
-                try:
-                    self.submit(_for_nobody, waits=True).result()
-                except Exception as error:
-                    if not isinstance(error, StoreError):  # of that, whoever writes next and waits is told
-                        _log.exception("The store %s could not commit on time.", self.url)
-                    with self._later_lock:
-                        self._sleeps = True
-                        self._given.clear()
-                    break
+            with guard, suppress(StoreError):  # of that, whoever writes next and waits is told
+                while self._has_more() and not self._closed.wait(min(self._seconds_left(), _LATER_SECONDS)):
+                    if self._seconds_left() <= 0:  # else not yet, or others have come in the place of those waited for
+                        self._flush_or_sleep()
+
+    def _flush_or_sleep(self) -> None:
+        try:
+            self.submit(_for_nobody, waits=True).result()
+        except BaseException:
+            with self._later_lock:
+                self._sleeps = True
+                self._given.clear()
+            raise
 
     def _seconds_left(self) -> float:
         return max(self._due - time.monotonic(), 0.0)

@@ -22,7 +22,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from hrm_agent.errors import LeaseLostError, RunError
+from hrm_agent.errors import LeaseLostError, RunError, StoreError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.store.coming_threads import AcquiredLease, ComingThreads
 from hrm_agent.store.cursors import Cursor, WriteCursor, placeholders
 from hrm_agent.store.database import Database
@@ -284,8 +285,12 @@ class Leases:
                 self._heart.start()
 
     def _keep(self) -> None:
+        guard = LoopGuard("store-leases")
         while not self._stop.wait(HEARTBEAT_SECONDS):
-            with suppress(Exception):  # tried again at the next beat, also where other work of the commit failed
+            with (
+                guard,
+                suppress(StoreError),
+            ):  # tried again at the next beat, also where other work of the commit failed
                 self.renew()
 
     def renew(self) -> None:

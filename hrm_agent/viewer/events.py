@@ -7,13 +7,13 @@ no harm, and of several that a page was too slow for one is enough.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.http_server import BadRequestError
 from hrm_agent.strict_json import to_json
 
@@ -25,7 +25,6 @@ SECONDS_BETWEEN_SIGNS = 15.0
 """So long a listener hears nothing at most."""
 SECONDS_TO_TAKE = 10.0
 """A listener that takes nothing for so long is dropped."""
-_LOG = logging.getLogger(__name__)
 
 
 class _Listener:
@@ -66,13 +65,11 @@ class Events:
             listener.told.set()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, stopped: threading.Event) -> None:
-        known = False
+        known, guard = False, LoopGuard("view-watch")
         while True:
-            try:
+            found: Sequence[str] = ()
+            with guard:
                 found = self._changed() if self._listeners or not known else ()
-            except Exception:
-                _LOG.exception("The places could not be looked at.")
-                found = ()
             if found and known:
                 with suppress(RuntimeError):  # the server has ended
                     loop.call_soon_threadsafe(self._say, found)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.runtime.time_travel.read_history import trajectory_id_of
 from hrm_agent.store.shown_values import checkpoint_links
 from hrm_agent.unicode import replace_surrogates
@@ -178,9 +179,18 @@ class ForkJobs:
         return {"job": job.id}
 
     def _follow(self, job: _Job, text: bytes) -> None:
-        """Write the edit, and keep the end of what the command says."""
+        """Write the edit, and keep the end of what the command says. A job counts until it has ended."""
         told, complained = bytearray(), bytearray()
-        process = job.process
+        try:
+            with LoopGuard("view-jobs"):
+                self._hear(job.process, text, told, complained)
+        finally:
+            with self._lock:
+                job.lines = bytes(told).decode("utf-8", "replace").splitlines()
+                job.complaint = bytes(complained).decode("utf-8", "replace")
+                job.ended = time.monotonic()
+
+    def _hear(self, process: subprocess.Popen[bytes], text: bytes, told: bytearray, complained: bytearray) -> None:
         streams = [(process.stdout, told), (process.stderr, complained)]
         readers = [threading.Thread(target=_read, args=stream, daemon=True) for stream in streams]
         for reader in readers:
@@ -193,10 +203,6 @@ class ForkJobs:
         process.wait()
         for reader in readers:
             reader.join(_SECONDS_TO_END)
-        with self._lock:
-            job.lines = bytes(told).decode("utf-8", "replace").splitlines()
-            job.complaint = bytes(complained).decode("utf-8", "replace")
-            job.ended = time.monotonic()
 
 
 def _read(stream: IO[bytes] | None, kept: bytearray) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.environment.base import Environment, ExecutionResult, Limits, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.local.slots import LocalWorkers
@@ -111,9 +112,8 @@ class LocalEnvironment(Environment):
         return await asyncio.to_thread(self._scheduler.drain, seconds)
 
     async def check_health(self, seconds: float = 5.0) -> str:
-        if not await asyncio.to_thread(self._workers.responds, seconds):
-            return f"the thread that serves the slots has not answered within {seconds:g} s"
-        return await super().check_health(seconds)
+        asking = call_in_thread(partial(self._scheduler.not_responding, seconds))
+        return await asyncio.wrap_future(asking)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.shutdown)

@@ -20,6 +20,7 @@ from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.on_ray.connection import line_of
 from hrm_agent.environment.on_ray.node import POLL_SECONDS, RayNode
 from hrm_agent.environment.scheduler.workers import Work, Workers
+from hrm_agent.guarded_loop import LoopGuard
 
 __all__ = ["Node", "RayCluster", "answer_of"]
 
@@ -106,12 +107,17 @@ class RayCluster:
 
     async def watch(self) -> None:
         """Look for ever."""
+        guard = LoopGuard("ray-nodes", rests=False)
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            try:
-                await self.look()
-            except Exception as error:
-                _LOG.warning("Ray does not say which nodes there are: %s", line_of(error))
+            with guard:
+                await self._look_or_say()
+
+    async def _look_or_say(self) -> None:
+        try:
+            await self.look()
+        except Exception as error:  # Ray's are of many kinds
+            _LOG.warning("Ray does not say which nodes there are: %s", line_of(error))
 
     async def close(self) -> None:
         """End every actor."""

@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
+from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.local.slots import LocalWorkers
@@ -96,9 +97,8 @@ class RayEnvironment(Environment):
         return self._scheduler.metrics() + await asyncio.to_thread(self._workers.metrics)
 
     async def check_health(self, seconds: float = 5.0) -> str:
-        if not await asyncio.to_thread(self._workers.responds, seconds):
-            return f"the thread that serves the slots has not answered within {seconds:g} s"
-        return await super().check_health(seconds)
+        asking = call_in_thread(partial(self._scheduler.not_responding, seconds))
+        return await asyncio.wrap_future(asking)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.shutdown)

@@ -14,13 +14,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.environment.base import ExecutionResult, Limits
 from hrm_agent.environment.local.slot_files import infrastructure_failure
 from hrm_agent.environment.scheduler.workers import Work, Workers
 from hrm_agent.errors import HrmError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["POLL_SECONDS", "Collected", "Event", "Given", "RayNode", "pack", "unpack"]
@@ -28,6 +30,7 @@ __all__ = ["POLL_SECONDS", "Collected", "Event", "Given", "RayNode", "pack", "un
 POLL_SECONDS = 10.0
 """A `collect` that finds nothing returns after so long: the node's sign of life."""
 HELD_SECONDS = 0.005
+_GUARD = LoopGuard("ray-node", rests=False)
 Given = tuple[int, str, tuple[float, float, int, int], int, bool, int]
 """Number, and of the work: code, limits, session, fresh, seed."""
 Event = tuple[int, int, tuple[Any, ...]]
@@ -85,9 +88,11 @@ class RayNode:
     async def give(self, works: list[Given], killed: list[int], ended: list[int]) -> None:
         """Take works; end some, and some sessions."""
         for number in killed:
-            self._kill(number)
+            with _GUARD:
+                self._kill(number)
         for session in ended:
-            self._workers.end_session(session)
+            with _GUARD:
+                self._workers.end_session(session)
         for number, code, limits, session, fresh, seed in works:
             self._works[number] = Work(code, Limits(*limits), self._done_with(number), session, fresh, seed)
             self._waiting.append(number)
@@ -97,12 +102,20 @@ class RayNode:
         """What happened since the last time."""
         if not self._events:
             self._something.clear()
-            with suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(self._something.wait(), POLL_SECONDS)
+            except TimeoutError:
+                await self._check()
         if self._waiting:
             await asyncio.sleep(HELD_SECONDS)
         events, self._events = self._events, []
         return events, self._workers.slot_deaths
+
+    async def _check(self) -> None:
+        """A sign of life is worth what the thread of the slots is. Raises HrmError: the driver gives the node up."""
+        asked = call_in_thread(partial(self._workers.responds, POLL_SECONDS))
+        if not await asyncio.wrap_future(asked):
+            raise HrmError("The thread that serves the slots of this node does not answer.")
 
     async def close(self) -> None:
         """Kill whatever runs."""

@@ -32,6 +32,7 @@ from hrm_agent.environment.on_ray.connection import line_of
 from hrm_agent.environment.on_ray.node import POLL_SECONDS, Collected, Event, Given, unpack
 from hrm_agent.environment.scheduler.workers import Work, Workers
 from hrm_agent.errors import HrmError
+from hrm_agent.guarded_loop import LoopGuard
 
 __all__ = ["BATCH", "RayWorkers"]
 
@@ -70,6 +71,7 @@ class RayWorkers:
         self._inbox: deque[Callable[[], None]] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._guard = LoopGuard("ray-environment", rests=False)
         self._background = BackgroundLoop("ray-environment")
         self._loop = self._background.loop
         try:
@@ -81,7 +83,7 @@ class RayWorkers:
     # what the queue asks for
 
     def start(self, work: Work) -> None:
-        self._post(lambda: self._place(work))
+        self._post(lambda: self._place_or_fail(work))
 
     def kill(self, work: Work) -> None:
         self._post(lambda: self._kill(work))
@@ -119,7 +121,8 @@ class RayWorkers:
     def _take(self) -> None:
         self._woken = False
         while self._inbox:
-            self._loop.call_soon(self._inbox.popleft())  # one that raises is logged, and keeps none of the others
+            with self._guard:
+                self._inbox.popleft()()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
@@ -128,6 +131,13 @@ class RayWorkers:
         return task
 
     # works
+
+    def _place_or_fail(self, work: Work) -> None:
+        try:
+            self._place(work)
+        except Exception as error:  # whatever it is, the call is to have an outcome
+            self._guard.caught(error)
+            work.done(infrastructure_failure(f"The call could not be placed: {line_of(error)}", self.isolation), True)
 
     def _place(self, work: Work) -> None:
         node = self._of_session.get(work.session)
@@ -208,12 +218,22 @@ class RayWorkers:
 
     def _on_events(self, node: Node, events: list[Event]) -> None:
         for number, what, packed in events:
-            if not number:
-                self._session_died(node, what)
-                continue
-            work = self._settle(node, number)
-            if work is not None:
-                work.done(unpack(packed), bool(what))
+            with self._guard:
+                self._on_event(node, number, what, packed)
+
+    def _on_event(self, node: Node, number: int, what: int, packed: tuple[Any, ...]) -> None:
+        if not number:
+            self._session_died(node, what)
+            return
+        work = self._settle(node, number)
+        if work is None:
+            return
+        try:
+            result = unpack(packed)
+        except Exception as error:
+            self._guard.caught(error)
+            result = infrastructure_failure(f"its outcome could not be read: {line_of(error)}", node.isolation)
+        work.done(result, bool(what))
 
     def _on_node_lost(self, node: Node, why: object) -> None:
         """Give a node up: its works are lost, but for those that were never sent, which go elsewhere."""
@@ -227,14 +247,16 @@ class RayWorkers:
         for task in node.tasks:
             task.cancel()
         for session in list(node.sessions):
-            self._session_died(node, session)
+            with self._guard:
+                self._session_died(node, session)
         unsent = set(node.unsent)
         for number, work in list(node.open.items()):
-            self._settle(node, number)
-            if number in unsent and not work.session and self._nodes:
-                self._place(work)
-            else:
-                work.done(infrastructure_failure(f"the node {node.name} was lost", node.isolation), True)
+            with self._guard:
+                self._settle(node, number)
+                if number in unsent and not work.session and self._nodes:
+                    self._place_or_fail(work)
+                else:
+                    work.done(infrastructure_failure(f"the node {node.name} was lost", node.isolation), True)
 
     # the cluster
 

@@ -52,6 +52,12 @@ class _Greeting(TypedDict):
     protocol: int
 
 
+@with_config(ConfigDict(strict=True))
+class _Unwell(TypedDict):
+    error: str
+    hint: str
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """`http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`. Without room for a token: may be shown and stored."""
@@ -157,9 +163,12 @@ def ask(address: Address, path: str, token: str) -> str:
         raise stranger(address) from None
     if status == http.client.UNAUTHORIZED:
         raise wrong_token(address)
+    text = body.decode("utf-8", "replace")
+    if status == http.client.SERVICE_UNAVAILABLE:
+        raise _unwell(text, address)
     if status != http.client.OK:
         raise stranger(address)
-    return body.decode("utf-8", "replace")
+    return text
 
 
 def _answer(address: Address, path: str, token: str) -> tuple[int, bytes]:
@@ -197,7 +206,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-_GREETING, _ABOUT = TypeAdapter(_Greeting), TypeAdapter(About)
+_GREETING, _ABOUT, _UNWELL = TypeAdapter(_Greeting), TypeAdapter(About), TypeAdapter(_Unwell)
 
 
 def about_of(text: str, address: Address, least: Isolation) -> About:
@@ -225,6 +234,15 @@ def about_of(text: str, address: Address, least: Isolation) -> About:
 
 def stranger(address: Address) -> HrmError:
     return HrmError(f"What answers at {address} is not an hrm-agent environment.", "Is the port the right one?")
+
+
+def _unwell(text: str, address: Address) -> HrmError:
+    """One of ours says why it does not serve."""
+    try:
+        said = _UNWELL.validate_json(text)
+    except ValueError:
+        return stranger(address)
+    return HrmError(f"{address}: {said['error']}", said["hint"])
 
 
 def wrong_token(address: Address) -> HrmError:

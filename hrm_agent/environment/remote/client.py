@@ -125,7 +125,7 @@ class RemoteEnvironment(Environment):
         spare = _SPARE_SECONDS + self._peer.patience_seconds
         call, answer = await self._channel().ask(message, submission, seconds + spare)
         if "error" in answer:
-            raise HrmError(answer["error"], answer["hint"])
+            raise HrmError(str(answer["error"]), str(answer.get("hint", "")))
         return call, answer
 
     def _channel(self) -> Channel:
@@ -157,5 +157,7 @@ def _most_seconds(submission: Submission) -> float:
     """All that a call may take on the server."""
     queue = _QUEUE_SECONDS if submission.deadline_seconds is None else submission.deadline_seconds
     cells = len(submission.history or ())
-    seconds = queue + 2 * (1 + cells) * submission.limits.wall_seconds
-    return seconds if 0 <= seconds <= _MOST_SECONDS else _MOST_SECONDS  # whoever asks for nan is told so by the server
+    wall = submission.limits.wall_seconds
+    if not (0 <= queue <= _MOST_SECONDS and 0 <= wall <= _MOST_SECONDS):
+        return _MOST_SECONDS  # whoever asks for nan is told so by the server
+    return min(_MOST_SECONDS, queue + 2 * (1 + cells) * wall)

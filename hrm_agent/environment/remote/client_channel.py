@@ -8,11 +8,13 @@ next. What a broken connection means for a call is argued in `client`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from itertools import count
 from typing import Any
@@ -20,9 +22,10 @@ from typing import Any
 from hrm_agent.environment.base import Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.address import About, Address, about_of, stranger, wrong_token
-from hrm_agent.environment.remote.messages import submission_record
+from hrm_agent.environment.remote.messages import MAX_CALLS, submission_record
 from hrm_agent.environment.remote.session_memory import SessionMemory
 from hrm_agent.errors import HrmError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.http_client import backoff
 from hrm_agent.strict_json import from_json, to_json
 
@@ -44,8 +47,8 @@ _PING_SECONDS, _PINGS = 5.0, 3
 _MAX_CANCELLED = 1000
 """In one message."""
 _GONE = (aiohttp.ClientError, OSError, TimeoutError)
-_MALFORMED = (HrmError, KeyError, TypeError)
-"""What comes of a server that sends what it should not; the connection is closed."""
+_GUARD = LoopGuard("environment-client", rests=False)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class RemoteCall:
     link: Link | None = None
     """The connection that it is on."""
 
-    def answer(self, **answer: Any) -> None:
+    def answer(self, /, **answer: Any) -> None:
         if not self.future.done():
             self.future.set_result(answer)
 
@@ -105,6 +108,7 @@ class Link:
         """Something is to be sent."""
         self.heard = True
         """Since the latest ping."""
+        self.closing: asyncio.Task[bool] | None = None
 
     async def watch(self) -> None:
         """Close the connection when the peer is dead. However long our own loop stood still counts for one ping."""
@@ -252,6 +256,8 @@ class Channel:
 
     async def _serve(self, link: Link) -> None:
         helpers = [self.loop.create_task(link.watch()), self.loop.create_task(self._write(link))]
+        for helper in helpers:  # without either of them calls would wait for ever
+            helper.add_done_callback(partial(self._unhelped, link))
         try:
             await self._read(link)
         except asyncio.CancelledError:
@@ -263,13 +269,25 @@ class Channel:
             self._broken(link)
             await link.socket.close()
 
+    def _unhelped(self, link: Link, helper: asyncio.Task[None]) -> None:
+        """Whatever has ended it, the connection is given up, and its calls are sent by another."""
+        if helper.cancelled():
+            return
+        if (error := helper.exception()) is not None:
+            _GUARD.caught(error)
+        link.closing = self.loop.create_task(link.socket.close())
+
     async def _read(self, link: Link) -> None:
-        with suppress(*_GONE, *_MALFORMED):
+        with suppress(*_GONE):
             async for message in link.socket:
                 link.heard = True
                 if message.type is aiohttp.WSMsgType.TEXT:
-                    for answer in from_json(message.data):
-                        self._take(link, answer)
+                    try:
+                        for answer in from_json(message.data):
+                            self._take(link, answer)
+                    except Exception as error:
+                        _LOG.warning("%s sent what is no answer: %r", self._peer.address, error)
+                        return
                 elif message.type is aiohttp.WSMsgType.PING:
                     await link.socket.pong(message.data)
 
@@ -283,7 +301,7 @@ class Channel:
             call.sent -= 1
             self._again(call)
         else:
-            call.answer(**answer, boot=link.about.boot)
+            call.answer(**{**answer, "boot": link.about.boot})
 
     async def _write(self, link: Link) -> None:
         try:
@@ -299,7 +317,7 @@ class Channel:
         parts = [f'{{"key":{key},"cancel":true}}' for key in link.cancelled[:_MAX_CANCELLED]]
         del link.cancelled[:_MAX_CANCELLED]
         size = sum(map(len, parts)) + len(parts)
-        while self._waiting and self._link is link:
+        while self._waiting and self._link is link and len(parts) < MAX_CALLS:
             text = self._text(self._waiting[0], link)
             size += len(text) + 1
             if parts and size >= link.about.request_bytes:
@@ -319,8 +337,9 @@ class Channel:
         try:
             message = self._message(call, link.about.boot)
             text = to_json({"key": call.key, **message}) if message else ""
-        except HrmError as error:
-            call.answer(refused=error.message)
+        except Exception as error:  # whatever it is, the other calls are sent
+            known = isinstance(error, HrmError)
+            call.answer(refused=error.message if known else f"The call cannot be sent: {error!r}.")
             return ""
         if len(text) + 1 >= link.about.request_bytes:
             call.answer(

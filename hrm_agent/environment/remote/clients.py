@@ -17,18 +17,26 @@ import os
 import re
 import secrets
 import stat
+import time
 import tomllib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hrm_agent.errors import ConfigError, HrmError
+from hrm_agent.strict_json import from_json
 
-__all__ = ["Client", "Clients", "HeldTooLongError", "add_client", "hash_of", "read_clients"]
+__all__ = ["MOST_UNREAD", "Client", "Clients", "HeldTooLongError", "add_client", "hash_of", "read_clients"]
 
+MOST_UNREAD = 256 * 1024 * 1024
+"""Characters of answers that wait to be read, on all connections of a client."""
+_LARGE = 64 * 1024
+"""Bytes of a message from which on it is large."""
+_PAUSES = 4.0
+"""Times as long as a large message was parsed is waited before the next."""
 _TOKEN_BYTES = 32
 _HINT = "`hrm-agent environment token NAME --clients FILE` adds a client."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -48,6 +56,15 @@ class HeldTooLongError(Exception):
     """A call's deadline passed while its client had too many open."""
 
 
+class UnreadAnswers(Protocol):
+    """A connection that has several calls."""
+
+    unread: int
+    """Characters of its answers that wait to be read."""
+    abort: Callable[[], None]
+    """Ends it."""
+
+
 class Client:
     """One holder of a token."""
 
@@ -56,6 +73,30 @@ class Client:
         self.name = name
         """Name in the clients file; empty for a server with a single token."""
         self._room = asyncio.Semaphore(calls) if calls is not None else None
+        self.exchanges = set[UnreadAnswers]()
+        """Its connections that have several calls each."""
+        self.unread = 0
+        """Characters of answers that wait to be read, on all of them."""
+        self._reading = asyncio.Lock()
+
+    def kept(self, characters: int) -> None:
+        """So many more wait to be read. Where these are too many, the connection that has most of them ends."""
+        self.unread += characters
+        if self.unread > MOST_UNREAD:
+            max(self.exchanges, key=lambda exchange: exchange.unread).abort()
+
+    async def read(self, data: bytes | str) -> Any:
+        """The JSON of a message. A large one stops everybody while it is parsed: so large ones of a client are
+        parsed one at a time, with pauses in which others have their turn. Raises HrmError.
+        """
+        if len(data) < _LARGE:
+            return from_json(data)
+        async with self._reading:
+            began = time.perf_counter()
+            try:
+                return from_json(data)
+            finally:
+                await asyncio.sleep(_PAUSES * (time.perf_counter() - began))
 
     def own(self, run: str) -> str:
         """`run` prefixed by the client's name, so that clients cannot name each other's runs."""

@@ -10,6 +10,7 @@ Messages are pydantic TypedDicts, not BaseModels: missing keys stay missing, so 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from typing import Annotated, Any, Required, TypeVar, cast
 
@@ -32,6 +33,7 @@ from hrm_agent.trajectory import ToolStatus
 from hrm_agent.unicode import replace_surrogates
 
 __all__ = [
+    "MAX_CALLS",
     "PROTOCOL",
     "SERVICE",
     "ForkFields",
@@ -50,6 +52,10 @@ SERVICE = "hrm-agent environment"
 PROTOCOL = 2
 """Raised with every change that an older client or server would misread."""
 
+MAX_CALLS = 10_000
+"""Of one batch, and earlier cells of one session."""
+_AT_ONCE = 128
+"""Calls that are read before others have their turn."""
 _HUGE = 2**60
 _SHOWN = 100
 """Characters of a wrong key in an error's message."""
@@ -66,6 +72,7 @@ _SAID = {
     "list_type": "a list is needed",
     "missing": "missing",
     "string_type": "a string is needed",
+    "too_long": "more than {max_length} items; send them in several requests",
     _UNKNOWN: "no such field",
     _UNTRUE: "true is needed",
 }
@@ -119,7 +126,12 @@ class _CellFields(TypedDict, total=False):
 class _SubmissionFields(TypedDict, total=False):
     code: Required[str]
     session: str | None
-    history: Annotated[list[Annotated[_CellFields, _only(_CellFields.__annotations__)]], _FirstError] | None
+    history: (
+        Annotated[
+            list[Annotated[_CellFields, _only(_CellFields.__annotations__)]], _FirstError, Field(max_length=MAX_CALLS)
+        ]
+        | None
+    )
     limits: Annotated[_LimitsFields, _only(_LimitsFields.__annotations__)]
     id: str | None
     run: str
@@ -149,7 +161,8 @@ class _ResultFields(TypedDict, total=False):
 
 @with_config(_STRICT)
 class _BatchFields(TypedDict):
-    calls: Annotated[list[Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)]], _FirstError]
+    calls: Annotated[list[Any], Field(max_length=MAX_CALLS)]
+    """Each is read by itself."""
 
 
 @with_config(_STRICT)
@@ -191,6 +204,9 @@ class StreamMessage(TypedDict, total=False):
 _SUBMISSION = TypeAdapter[_SubmissionFields](Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)])
 _RESULT = TypeAdapter[_ResultFields](Annotated[_ResultFields, _only(_ResultFields.__annotations__)])
 _BATCH = TypeAdapter[_BatchFields](Annotated[_BatchFields, _only(_BatchFields.__annotations__)])
+_CALLS = TypeAdapter[list[_SubmissionFields]](
+    Annotated[list[Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)]], _FirstError]
+)
 _FORK = TypeAdapter[ForkFields](Annotated[ForkFields, _only(ForkFields.__annotations__)])
 _STREAM = TypeAdapter[list[StreamMessage]](
     Annotated[list[Annotated[StreamMessage, _only(StreamMessage.__annotations__)]], _FirstError]
@@ -200,7 +216,7 @@ _SENT_SUBMISSION, _SENT_RESULT = TypeAdapter(Submission), TypeAdapter(ExecutionR
 
 def submission_record(submission: Submission) -> dict[str, Any]:
     """The JSON form of a call."""
-    return _SENT_SUBMISSION.dump_python(submission, exclude_defaults=True, warnings=False)
+    return _SENT_SUBMISSION.dump_python(submission, exclude={"client"}, exclude_defaults=True, warnings=False)
 
 
 def result_record(result: ExecutionResult) -> dict[str, Any]:
@@ -213,9 +229,13 @@ def parse_submission(value: Any) -> Submission:
     return _submission(_read(_SUBMISSION, value))
 
 
-def parse_batch(value: Any) -> list[Submission]:
-    """The calls of `{"calls": [...]}`. Raises HrmError."""
-    return [_submission(fields) for fields in _read(_BATCH, value)["calls"]]
+async def parse_batch(value: Any) -> list[Submission]:
+    """The calls of `{"calls": [...]}`. Raises HrmError. Others have their turns meanwhile."""
+    given, calls = _read(_BATCH, value)["calls"], list[Submission]()
+    for first in range(0, len(given), _AT_ONCE):
+        calls += map(_submission, _read(_CALLS, given[first : first + _AT_ONCE], "calls", first))
+        await asyncio.sleep(0)
+    return calls
 
 
 def parse_fork(value: Any) -> ForkFields:
@@ -223,9 +243,9 @@ def parse_fork(value: Any) -> ForkFields:
     return _read(_FORK, value)
 
 
-def parse_stream(value: Any) -> list[StreamMessage]:
-    """The messages of one frame. Raises HrmError."""
-    return _read(_STREAM, value)
+def parse_stream(value: Any, first: int = 0) -> list[StreamMessage]:
+    """The messages of one frame, of which `first` were read before. Raises HrmError."""
+    return _read(_STREAM, value, first=first)
 
 
 def parse_result(value: Any) -> ExecutionResult:
@@ -242,19 +262,22 @@ def _submission(fields: _SubmissionFields) -> Submission:
     return Submission(**given)
 
 
-def _read(reader: TypeAdapter[_Fields], value: Any, within: str = "") -> _Fields:
+def _read(reader: TypeAdapter[_Fields], value: Any, within: str = "", first: int = 0) -> _Fields:
+    """`first`: index of a list's first item, of which the others were read before."""
     try:
         return reader.validate_python(value)
     except ValidationError as error:
-        raise _refusal(error, within) from None
+        raise _refusal(error, within, first) from None
 
 
-def _refusal(error: ValidationError, within: str) -> HrmError:
+def _refusal(error: ValidationError, within: str, before: int) -> HrmError:
     """The first thing that is wrong, without what was sent."""
     first = error.errors(include_url=False, include_input=False)[0]
     context = first.get("ctx", {}) if first["type"] == _UNKNOWN else {}
-    path = [*([within] if within else []), *first["loc"], *([context["key"]] if context else [])]
+    where = [part + before if isinstance(part, int) and not i else part for i, part in enumerate(first["loc"])]
+    path = [*([within] if within else []), *where, *([context["key"]] if context else [])]
     parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in path)
     where = "".join(parts).lstrip(".") or "The request"
     hint = f"Fields: {context['fields']}." if context else ""
-    return HrmError(f"{where}: {_SAID.get(first['type'], first['msg'])}.", hint)
+    said = _SAID.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
+    return HrmError(f"{where}: {said}.", hint)

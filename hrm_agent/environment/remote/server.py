@@ -6,7 +6,8 @@
     DELETE /v1/sessions/NAME?run=RUN
     GET    /v1/stream           a WebSocket on which a client sends calls and cancellations and gets outcomes
     GET    /metrics             counts and times, in Prometheus' text format
-    GET    /health              what this server is: level of isolation, slots, version; the only one without a token
+    GET    /health              what this server is: level of isolation, slots, version; 503 and why, where a loop that
+                                serves all calls does not answer; the only one without a token
 
 `RemoteEnvironment` uses the stream: of 64 clients, a request of its own costs a call 700 us of CPU on both sides
 together, a message shared with others 100 to 300. The rest is for curl, scrapers and clients in other languages.
@@ -26,12 +27,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 import uuid
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from hrm_agent import __version__
-from hrm_agent.environment.base import Environment, Submission
+from hrm_agent.environment.base import Environment
 from hrm_agent.environment.remote.clients import Client, Clients
 from hrm_agent.environment.remote.messages import (
     PROTOCOL,
@@ -48,7 +50,9 @@ try:
     from aiohttp import web
     from aiohttp.typedefs import Handler
 
-    from hrm_agent.environment.remote.server_stream import Calls, Stream
+    from hrm_agent.environment.remote.calls import Calls
+    from hrm_agent.environment.remote.exchange import Exchange
+    from hrm_agent.environment.remote.server_stream import Stream
     from hrm_agent.http_server import (
         HEALTH,
         HOLDER,
@@ -67,6 +71,12 @@ __all__ = ["MAX_REQUEST_BYTES", "Service", "serving"]
 
 _LOG = logging.getLogger(__name__)
 _WHILE_DRAINING = ("/health", "/metrics")
+_AT_ONCE = 64
+"""Calls of a batch that are taken in before others have their turn."""
+_HEALTH_SECONDS = 3.0
+"""Within which each loop that serves all calls has to answer."""
+_HEALTH_KEPT_SECONDS = 1.0
+"""How long an answer to /health counts, however many ask."""
 
 
 class Service:
@@ -85,6 +95,8 @@ class Service:
         self._calls = Calls(environment)
         self._request_bytes = request_bytes
         self._streams: set[Stream] = set()
+        self._checking: asyncio.Task[str] | None = None
+        self._checked_until = 0.0
         self.about = {
             "service": SERVICE,
             "protocol": PROTOCOL,
@@ -117,31 +129,53 @@ class Service:
         return await handler(request)
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
+        """Asks the loops that serve all calls, and not more often for those who ask often."""
         del request
-        return json_answer(self.about)
+        if self._checking is None or (self._checking.done() and time.monotonic() > self._checked_until):
+            self._checking = asyncio.create_task(self._check())
+        why = await asyncio.shield(self._checking)
+        if not why:
+            return json_answer(self.about)
+        hint = "See the server's log; start it anew if this lasts."
+        return json_answer({**self.about, "error": f"The environment does not serve: {why}.", "hint": hint}, 503)
+
+    async def _check(self) -> str:
+        try:
+            return await self._calls.environment.check_health(_HEALTH_SECONDS)
+        except Exception as error:
+            _LOG.exception("the environment could not be asked")
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self._checked_until = time.monotonic() + _HEALTH_KEPT_SECONDS
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
         with _refused(400):
-            submission = parse_submission(await body_of(request))
+            submission = parse_submission(await body_of(request, _client(request).read))
         return json_answer(result_record(await self._calls.outcome(_client(request), submission)))
 
     async def _batch(self, request: web.Request) -> web.StreamResponse:
+        client = _client(request)
         with _refused(400):
-            submissions = parse_batch(await body_of(request))
+            submissions = await parse_batch(await body_of(request, client.read))
         response = web.StreamResponse()
         response.content_type = "application/x-ndjson"
         await response.prepare(request)
-
-        async def one(index: int, submission: Submission) -> bytes:
-            return f"{to_json({'index': index, **await self._calls.answer(_client(request), submission)})}\n".encode()
-
-        tasks = [asyncio.create_task(one(i, submission)) for i, submission in enumerate(submissions)]
+        exchange = Exchange(self._calls, client, lambda index, answer: f"{to_json({'index': index, **answer})}\n")
+        if request.transport is not None:
+            exchange.abort = request.transport.abort
         try:
-            for ended in asyncio.as_completed(tasks):
-                await response.write(await ended)
+            for index, submission in enumerate(submissions):
+                exchange.take_call(index, submission)
+                if index % _AT_ONCE == _AT_ONCE - 1:
+                    await asyncio.sleep(0)
+            while not exchange.is_over:
+                await exchange.ready.wait()
+                exchange.ready.clear()
+                while line := exchange.next():
+                    await response.write(line.encode())
+                    exchange.was_read(len(line))
         finally:
-            for task in tasks:
-                task.cancel()
+            exchange.close()
         await response.write_eof()
         return response
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from math import isfinite
 
 from hrm_agent.environment.base import Limits, Submission
 
@@ -13,6 +12,7 @@ __all__ = ["QUEUE_LIMIT", "Bounds", "refusal"]
 QUEUE_LIMIT = 100_000
 
 _MEGABYTE = 1024 * 1024
+_HUGE = 10**18
 _MAX_UTF8 = 4
 """Bytes of a character, at most."""
 
@@ -37,6 +37,8 @@ class Bounds:
     """Either side of 0."""
     limits: Limits = field(default_factory=_most)
     """The most that a call may ask for."""
+    deadline_seconds: float = 7 * 86400.0
+    """From now, a week; none is below 0."""
     queue: int = QUEUE_LIMIT
     """Calls that have not begun."""
     answers: int = 10_000
@@ -62,9 +64,10 @@ def _faults(submission: Submission, bounds: Bounds) -> Iterator[str]:
             yield f"`{name}` is longer than {bounds.name_characters:,} characters."
     yield from _faulty_limits(submission.limits, bounds.limits)
     if not -bounds.priority <= submission.priority <= bounds.priority:
-        yield f"`priority` is {submission.priority}: it must be from {-bounds.priority} to {bounds.priority}."
-    if submission.deadline_seconds is not None and not isfinite(submission.deadline_seconds):
-        yield f"`deadline_seconds` is {submission.deadline_seconds}: it must be finite."
+        yield f"`priority` is {_shown(submission.priority)}: it must be from {-bounds.priority} to {bounds.priority}."
+    seconds, most = submission.deadline_seconds, bounds.deadline_seconds
+    if seconds is not None and not 0 <= seconds <= most:  # so is NaN refused
+        yield f"`deadline_seconds` is {_shown(seconds)}: it must be from 0 to {most:,.0f}."
     if submission.history is not None:
         yield from _faulty_history(submission, bounds)
 
@@ -73,7 +76,7 @@ def _faulty_limits(limits: Limits, most: Limits) -> Iterator[str]:
     for name in _LIMITS:
         value, top = getattr(limits, name), getattr(most, name)
         if not 0 < value <= top:  # so is NaN refused
-            yield f"`limits.{name}` is {value}: it must be above 0 and at most {top:,}."
+            yield f"`limits.{name}` is {_shown(value)}: it must be above 0 and at most {top:,}."
 
 
 def _faulty_history(submission: Submission, bounds: Bounds) -> Iterator[str]:
@@ -84,6 +87,11 @@ def _faulty_history(submission: Submission, bounds: Bounds) -> Iterator[str]:
         yield f"`history` has {len(history):,} cells, more than {bounds.history_cells:,}."
     if sum(len(cell.code) for cell in history) > bounds.history_bytes:
         yield f"`history` is larger than {bounds.history_bytes:,} bytes."
+
+
+def _shown(number: float) -> str:
+    """Of thousands of digits some; to write them all is refused by Python itself."""
+    return str(number) if isinstance(number, float) or abs(number) < _HUGE else "a number of more than 18 digits"
 
 
 def _fits(text: str, limit: int) -> bool:

@@ -69,6 +69,8 @@ class ScheduledCall:
     """The session that it belongs to; None outside sessions."""
     visit: Visit | None = None
     """Its use of the session's process; None until it begins, and outside sessions."""
+    holds: bool = False
+    """True while a slot is taken by it."""
     attempt: int = 0
     """From 1, counted when a slot is taken."""
     begun: float = 0.0

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from hrm_agent.environment.scheduler.calls import ScheduledCall, Stage
+from hrm_agent.guarded_loop import LoopGuard
 
 __all__ = ["Deadlines"]
 
 _FEW = 1024
+_LONGEST_SLEEP = 3600.0
+"""Seconds. A condition cannot be waited for by any number of them."""
 
 
 class Deadlines:
@@ -21,6 +24,7 @@ class Deadlines:
         """`passed` is called with each call whose time is over, whether it has begun by then or not."""
         self._passed = passed
         self._changed = threading.Condition()
+        self._guard = LoopGuard("environment-deadlines", self._wake)
         self._heap: list[tuple[float, int, ScheduledCall]] = []
         self._number = 0
         self._most = _FEW
@@ -40,10 +44,18 @@ class Deadlines:
             elif self._heap[0][2] is call:
                 self._changed.notify()
 
+    def responds(self, seconds: float) -> bool:
+        """True if the thread turns, or there is none yet."""
+        return self._thread is None or self._closed or self._guard.responds(seconds)
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._heap.clear()
+            self._changed.notify()
+
+    def _wake(self) -> None:
+        with self._changed:
             self._changed.notify()
 
     def _forget_the_ended(self) -> None:
@@ -54,9 +66,10 @@ class Deadlines:
 
     def _watch(self) -> None:
         while not self._closed:
-            call = self._next()
-            if call is not None:
-                self._passed(call)
+            with self._guard:
+                call = self._next()
+                if call is not None:
+                    self._passed(call)
 
     def _next(self) -> ScheduledCall | None:
         """The call that is due; None after a sleep, when it is worth another look."""
@@ -65,5 +78,5 @@ class Deadlines:
             if left is not None and left <= 0:
                 return heappop(self._heap)[2]
             if not self._closed:
-                self._changed.wait(left)
+                self._changed.wait(_LONGEST_SLEEP if left is None else min(left, _LONGEST_SLEEP))
             return None

@@ -15,6 +15,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from hrm_agent.errors import HrmError
+from hrm_agent.guarded_loop import LoopGuard
 
 __all__ = ["DeferredLock", "cannot_run"]
 
@@ -32,6 +33,7 @@ class DeferredLock:
         self._condition = threading.Condition(threading.Lock())
         self._todo: list[Callable[[], object]] = []
         self._thread = threading.local()
+        self._guard = LoopGuard("environment-queue", rests=False)
 
     @property
     def is_ours(self) -> bool:
@@ -42,13 +44,18 @@ class DeferredLock:
         """Call `function` with the lock held, then do what it left for later. Raises HrmError in a forked process."""
         if not self.is_ours:
             raise cannot_run("it belongs to the process that this one was forked from")
-        with self._condition:
-            answer = function(*args, **options)
-            self._settle()
-            todo, self._todo = self._todo, []
-        if todo:
-            self._do(todo)
-        return answer
+        todo: list[Callable[[], object]] = []
+        try:
+            with self._condition:
+                try:
+                    return function(*args, **options)
+                finally:
+                    with self._guard:
+                        self._settle()
+                    todo, self._todo = self._todo, []
+        finally:
+            if todo:
+                self._do(todo)
 
     def later(self, function: Callable[_P, object], *args: _P.args, **options: _P.kwargs) -> None:
         """Have `function` called when the lock is let go."""
@@ -62,6 +69,16 @@ class DeferredLock:
     def wake(self) -> None:
         self._condition.notify_all()
 
+    def caught(self, error: BaseException) -> None:
+        """Log and count what was raised under the lock, and has become a call's outcome."""
+        self._guard.caught(error)
+
+    def responds(self, seconds: float) -> bool:
+        """True if the lock can be had within `seconds`."""
+        if taken := self._condition.acquire(timeout=seconds):
+            self._condition.release()
+        return taken
+
     def _do(self, todo: list[Callable[[], object]]) -> None:
         """What is decided by something done here comes after it, rather than on top of its stack."""
         under_way: deque[Callable[[], object]] | None = getattr(self._thread, "todo", None)
@@ -69,15 +86,16 @@ class DeferredLock:
             under_way.extend(todo)
             return
         self._thread.todo = under_way = deque(todo)
-        errors: list[BaseException] = []
+        interrupts: list[BaseException] = []
         while under_way:
             try:
-                under_way.popleft()()
+                with self._guard:  # whose thread this is has mostly nothing to do with what is done here
+                    under_way.popleft()()
             except BaseException as error:  # nobody else's call may hang for it
-                errors.append(error)
+                interrupts.append(error)
         self._thread.todo = None
-        if errors:
-            raise errors[0]
+        if interrupts:
+            raise interrupts[0]
 
 
 def cannot_run(why: str) -> HrmError:

@@ -7,8 +7,9 @@ taken until the workers are done with what they were given, also where nobody wa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -68,8 +69,26 @@ class Dispatch:
     def fill(self) -> None:
         """Calls into free slots."""
         while self._queue and self.busy < self._workers.slots:
-            self._launch(self._queue.pop())
+            call = self._queue.pop()
+            with self._surprises(call):
+                self._launch(call)
         self._end_processes()
+
+    @contextmanager
+    def _surprises(self, call: ScheduledCall) -> Generator[None]:
+        """What is raised inside is the outcome of `call`, and keeps no slot from the others."""
+        try:
+            yield
+        except Exception as error:
+            self._guard.caught(error)
+            call.work = None
+            if call.stage is not Stage.ENDED:
+                why = f"The call could not be scheduled: {type(error).__name__}: {error}"
+                self.ended(call, self.result(ToolStatus.INFRASTRUCTURE, why))
+            if call.session is not None:
+                self.sessions.kill(call.session)
+            if call.holds:
+                self._vacate(call)
 
     def drop(self, call: ScheduledCall, result: ExecutionResult) -> None:
         """End a call that was placed: it does not wait any more, or is killed."""
@@ -129,7 +148,7 @@ class Dispatch:
     def _launch(self, call: ScheduledCall) -> None:
         self.waiting -= 1
         self.busy += 1
-        call.queue, call.stage = None, Stage.RUNNING
+        call.queue, call.stage, call.holds = None, Stage.RUNNING, True
         call.attempt += 1
         if call.session is not None:
             call.visit = self.sessions.visit(call.session, call.submission.history)
@@ -180,6 +199,10 @@ class Dispatch:
         if call.work is None or call.step != step:  # told twice
             return
         call.work = None
+        with self._surprises(call):
+            self._go_on(call, result, lost=lost)
+
+    def _go_on(self, call: ScheduledCall, result: ExecutionResult, *, lost: bool) -> None:
         alive = self._survived(call, result)
         rebuilding = call.visit is not None and call.visit.rebuilding
         if call.stage is Stage.ENDED:
@@ -231,7 +254,8 @@ class Dispatch:
 
     def _free_slot(self, call: ScheduledCall) -> None:
         self.busy -= 1
-        self._queue.release(call.submission.run)
+        call.holds = False
+        self._queue.release(call.submission)
 
     def _next_of(self, session: Session) -> None:
         """The session's first call is over."""

@@ -1,9 +1,10 @@
 """The queue of an environment: who is next when a slot is free.
 
-Higher priorities first; among the runs of one priority, the one that holds the fewest slots, and of several the one
-whose turn is longest ago; within a run, strictly in order of arrival. A run with ten thousand waiting calls and one
-with a single call so get a slot each, and shares are of slots held, not of calls begun: calls of five seconds and of
-five milliseconds come to the same share of the machine.
+Of the clients (`Submission.client`; all calls of one process are one's) the one that holds the fewest slots, and of
+several the one whose turn is longest ago. Of its calls higher priorities first; among the runs of one priority, the one
+that holds the fewest slots likewise; within a run, strictly in order of arrival. A run with ten thousand waiting calls
+and one with a single call so get a slot each, and shares are of slots held, not of calls begun: calls of five seconds
+and of five milliseconds come to the same share of the machine. A priority orders the calls of its own client alone.
 
 Whoever frees a slot takes the next call from here while it still holds the lock: slots are handed over, never raced
 for, so no releaser overtakes a waiter. Every operation costs O(1), or O(log n) of one run's waiting calls.
@@ -27,7 +28,7 @@ class Waiting(Protocol):
     """What stands in a queue."""
 
     submission: Submission
-    """What is to be run: says its run and priority."""
+    """What is to be run: says its client, run and priority."""
     sequence: int
     """Order of arrival; no two are equal."""
 
@@ -72,89 +73,136 @@ class ArrivalQueue(Generic[_T]):
             self._gone = 0
 
 
+class _ByShare:
+    """Names by the slots that each holds, the one whose turn is longest ago first: at most one entry of shares more
+    than there are slots.
+    """
+
+    __slots__ = ("_by_share",)
+
+    def __init__(self) -> None:
+        self._by_share: dict[int, dict[str, None]] = {}
+
+    def next(self) -> str:
+        """IndexError if there is none."""
+        if not self._by_share:
+            raise IndexError("nothing waits")
+        return next(iter(self._by_share[min(self._by_share)]))
+
+    def enter(self, name: str, share: int) -> None:
+        self._by_share.setdefault(share, {})[name] = None
+
+    def leave(self, name: str, share: int) -> None:
+        names = self._by_share[share]
+        del names[name]
+        if not names:
+            del self._by_share[share]
+
+    def move(self, name: str, share: int, change: int) -> None:
+        self.leave(name, share)
+        self.enter(name, share + change)
+
+
 class _PriorityLane(Generic[_T]):
-    """The runs of one priority that have calls waiting."""
+    """The runs of one client and priority that have calls waiting."""
+
+    __slots__ = ("lines", "runs")
 
     def __init__(self) -> None:
         self.lines: dict[str, ArrivalQueue[_T]] = {}
-        self._by_share: dict[int, dict[str, None]] = {}
-        """Slots held -> runs, the one whose turn is longest ago first. At most one entry more than there are slots."""
-
-    def next_run(self) -> str:
-        return next(iter(self._by_share[min(self._by_share)]))
-
-    def enter(self, run: str, share: int) -> None:
-        self._by_share.setdefault(share, {})[run] = None
-
-    def leave(self, run: str, share: int) -> None:
-        runs = self._by_share[share]
-        del runs[run]
-        if not runs:
-            del self._by_share[share]
+        self.runs = _ByShare()
 
 
 class FairQueue(Generic[_T]):
-    """Not thread-safe. Counts the slots that each run holds, from `pop` to `release`."""
+    """Not thread-safe. Counts the slots that each client and run holds, from `pop` to `release`."""
 
     def __init__(self) -> None:
-        self._lanes: dict[int, _PriorityLane[_T]] = {}
-        self._order: list[int] = []
-        """Priorities that have calls waiting, negated: the highest first."""
-        self._shares: dict[str, int] = {}
+        self._lanes: dict[tuple[str, int], _PriorityLane[_T]] = {}
+        """By client and priority."""
+        self._order: dict[str, list[int]] = {}
+        """Client -> priorities that have calls waiting, negated: the highest first."""
+        self._clients = _ByShare()
+        """Those that have calls waiting."""
+        self._client_shares: dict[str, int] = {}
+        self._run_shares: dict[tuple[str, str], int] = {}
+        """Slots held; of those who hold some."""
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def push(self, call: _T) -> None:
-        priority, run = call.submission.priority, call.submission.run
-        lane = self._lanes.get(priority)
+        submission = call.submission
+        client, run, priority = submission.client, submission.run, submission.priority
+        lane = self._lanes.get((client, priority))
         if lane is None:
-            lane = self._lanes[priority] = _PriorityLane()
-            insort(self._order, -priority)
+            lane = self._lanes[client, priority] = _PriorityLane()
+            if client not in self._order:
+                self._order[client] = []
+                self._clients.enter(client, self._client_shares.get(client, 0))
+            insort(self._order[client], -priority)
         line = lane.lines.get(run)
         if line is None:
             line = lane.lines[run] = ArrivalQueue()
-            lane.enter(run, self._shares.get(run, 0))
+            lane.runs.enter(run, self._run_shares.get((client, run), 0))
         line.push(call)
         self._length += 1
 
     def pop(self) -> _T:
         """The call whose turn it is; a slot is counted as its run's. IndexError if none waits."""
-        lane = self._lanes[-self._order[0]]
-        run = lane.next_run()
+        client = self._clients.next()
+        lane = self._lanes[client, -self._order[client][0]]
+        run = lane.runs.next()
         call = lane.lines[run].pop()
-        self._left(call)
-        self._count(run, 1)
+        self._left(call.submission)
+        self._count(call.submission, 1)
         return call
 
     def discard(self, call: _T) -> None:
         """`call`, which stands here, waits no longer."""
-        self._lanes[call.submission.priority].lines[call.submission.run].discard(call)
-        self._left(call)
+        submission = call.submission
+        self._lanes[submission.client, submission.priority].lines[submission.run].discard(call)
+        self._left(submission)
 
-    def release(self, run: str) -> None:
-        """A slot that `run` held is free."""
-        self._count(run, -1)
+    def release(self, submission: Submission) -> None:
+        """A slot that the run of `submission` held is free."""
+        self._count(submission, -1)
 
-    def _left(self, call: _T) -> None:
-        priority, run = call.submission.priority, call.submission.run
+    def _left(self, submission: Submission) -> None:
+        client, run, priority = submission.client, submission.run, submission.priority
         self._length -= 1
-        lane = self._lanes[priority]
+        lane = self._lanes[client, priority]
         if lane.lines[run]:
             return
         del lane.lines[run]
-        lane.leave(run, self._shares.get(run, 0))
-        if not lane.lines:
-            del self._lanes[priority]
-            self._order.remove(-priority)
+        lane.runs.leave(run, self._run_shares.get((client, run), 0))
+        if lane.lines:
+            return
+        del self._lanes[client, priority]
+        self._order[client].remove(-priority)
+        if not self._order[client]:
+            del self._order[client]
+            self._clients.leave(client, self._client_shares.get(client, 0))
 
-    def _count(self, run: str, change: int) -> None:
-        share = self._shares.get(run, 0)
-        for lane in self._lanes.values():
-            if run in lane.lines:
-                lane.leave(run, share)
-                lane.enter(run, share + change)
-        self._shares[run] = share + change
-        if not self._shares[run]:
-            del self._shares[run]
+    def _count(self, submission: Submission, change: int) -> None:
+        client, run = submission.client, submission.run
+        order = self._order.get(client, ())
+        lanes = [lane for priority in order if run in (lane := self._lanes[client, -priority]).lines]
+        share = _counted(self._run_shares, (client, run), change)
+        for lane in lanes:
+            lane.runs.move(run, share, change)
+        share = _counted(self._client_shares, client, change)
+        if order:
+            self._clients.move(client, share, change)
+
+
+_Key = TypeVar("_Key")
+
+
+def _counted(shares: dict[_Key, int], key: _Key, change: int) -> int:
+    """The share of `key` before `change`, which is counted."""
+    share = shares.get(key, 0)
+    shares[key] = share + change
+    if not shares[key]:
+        del shares[key]
+    return share

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from hrm_agent.environment.base import ExecutionResult, SessionState
+from hrm_agent.guarded_loop import surprises
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["Histogram", "Metrics"]
@@ -99,6 +100,9 @@ class Metrics:
         yield from _labelled("session_calls_total", help_text, "state", self.sessions, list(SessionState))
         help_text = "System calls that snippets asked for and were refused, of each call the sixteen most frequent."
         yield from _labelled("refused_total", help_text, "system_call", self.refused, sorted(self.refused))
+        help_text = "Turns of loops that serve all calls which raised an error that nobody expected; see the log."
+        found = surprises()
+        yield from _labelled("loop_errors_total", help_text, "loop", found, sorted(found))
         for name, text in _COUNTERS.items():
             yield from _metric(f"{name}_total", "counter", text, [f" {self.events[name]}"])
         for name, text in _GAUGES.items():

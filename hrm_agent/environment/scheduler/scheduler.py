@@ -105,6 +105,16 @@ class Scheduler:
         """Counts and times so far, in Prometheus' text format."""
         return self._guard.change(self._render)
 
+    def not_responding(self, seconds: float) -> str:
+        """What serves all calls and has not answered within `seconds`; empty if each has. Blocks until then."""
+        if not self._guard.responds(seconds):
+            return f"the queue's lock could not be had within {seconds:g} s"
+        if not self._deadlines.responds(seconds):
+            return f"the thread of the deadlines has not answered within {seconds:g} s"
+        if not self._workers.responds(seconds):
+            return f"the thread that serves the slots has not answered within {seconds:g} s"
+        return ""
+
     def settle(self) -> None:
         """The workers have more slots than before: calls into them."""
         self._guard.change(lambda: None)

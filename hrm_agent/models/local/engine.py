@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from hrm_agent.errors import ModelError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.models.capabilities import Capabilities
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec, PolicyCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
@@ -102,6 +103,7 @@ class TransformersEngine:
         self._cancelled: deque[PendingRequest] = deque()
         self._publications: deque[tuple[int, Any, Future[None]]] = deque()
         self._wake = threading.Condition()
+        self._guard = LoopGuard(f"engine {name}")
         self._gathering = Gathering()
         self._closing = False
         self._failure: BaseException | None = None
@@ -185,12 +187,15 @@ class TransformersEngine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         while self._has_work():
-            try:
-                self._turn()
-            except BaseException as error:  # whatever it is, callers must not be left waiting
-                self._fail_all(error)
-                self._start_afresh()
-        self._fail_all(self._closed())
+            with self._guard:
+                try:
+                    self._turn()
+                except BaseException as error:  # whatever it is, callers must not be left waiting
+                    self._fail_all(error)
+                    self._start_afresh()
+                    self._guard.caught(error)
+        with self._guard:
+            self._fail_all(self._closed())
 
     def _has_work(self) -> bool:
         """Sleep until there is something to do; False when the engine closes."""

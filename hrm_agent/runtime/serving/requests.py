@@ -23,7 +23,7 @@ from hrm_agent.runtime.episode import HISTORY
 from hrm_agent.trajectory import Sampling, TaskRef
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["ChatRequest", "RefusedError", "read_request", "refusal"]
+__all__ = ["DEFAULT_LIMITS", "OTHER_LIMIT", "ChatRequest", "RefusedError", "read_request", "refusal"]
 
 MAX_MESSAGES = 1000
 MAX_STOPS = 4
@@ -53,8 +53,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index", "tools", "prices")
 """Options of a graph that a client may not set: they reach files, addresses, keys and code of the server, or say what
 counts towards a limit on cost."""
-_LIMIT = "max_"
-"""How the names of options begin that limit a run."""
+_LIMIT, _COST = "max_", "max_cost"
+"""How the names of options begin that limit a run; and the one of which there is no limit unless somebody gives it."""
+DEFAULT_LIMITS = {"max_turns": 100, "max_rounds": 100, "max_calls": 1000, "max_tool_calls": 1000, "max_seconds": 3600}
+OTHER_LIMIT = 1_000_000
+"""The most that a client may ask for where the server gave no limit; `OTHER_LIMIT` of limits that are not named."""
 
 
 class RefusedError(Exception):
@@ -102,13 +105,20 @@ class ChatRequest:
         return base.model_copy(update={**self.sampling, "max_tokens": limit})
 
     def context_over(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's options with the client's in their place; of limits the lower holds. Raises `RefusedError`."""
+        """The server's options with the client's in their place; of limits the lower holds, the server's or, where it
+        has none, `DEFAULT_LIMITS`. Raises `RefusedError`.
+        """
         lower = {
             name: _lower(limit, self.context[name], name)
             for name, limit in base.items()
             if name.startswith(_LIMIT) and name in self.context and isinstance(limit, (int, float))
         }
-        return {**base, **self.context, **lower}
+        free = {
+            name: min(asked, DEFAULT_LIMITS.get(name, OTHER_LIMIT))
+            for name, asked in self.context.items()
+            if name.startswith(_LIMIT) and name not in lower and type(asked) in (int, float) and name != _COST
+        }
+        return {**base, **self.context, **free, **lower}
 
 
 class _Strict(BaseModel):

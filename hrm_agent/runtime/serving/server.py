@@ -3,7 +3,8 @@
     POST /v1/chat/completions   a conversation -> the answer of a run, whole or as server-sent events
     GET  /v1/models             the graphs that are served, as OpenAI lists models; /v1/models/NAME is one of them
     POST /v1/feedback           what a person says of a run, by its thread, see `hrm_agent.runtime.serving.feedback`
-    GET  /health                that this is such a server, and its version; the only one without a token
+    GET  /health                that this is such a server, and its version, or 503 where its store does not commit; the
+                                only one without a token
 
 Who holds the token may have the served graphs run, with the server's policy, and read back threads whose names are
 known; so it is compared in constant time, the server listens on loopback unless told otherwise, and what a browser
@@ -27,10 +28,12 @@ import re
 import socket
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from hrm_agent import __version__
+from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, usage_chunk
@@ -63,6 +66,10 @@ SERVICE = "hrm-agent serve"
 THREAD_HEADER = "X-HRM-Agent-Thread"
 """Names the thread of a run: in every answer, and in a request that may be sent again."""
 CONCURRENCY = 16
+SECONDS_TO_COMMIT = 3.0
+"""So long /health waits for the store."""
+SECONDS_HEALTHY = 1.0
+"""So long an answer to /health counts, however many ask."""
 SECONDS_BETWEEN_SIGNS = 15.0
 """So long a stream is silent at most."""
 SECONDS_TO_REFUSE = 1.0
@@ -92,6 +99,9 @@ class ChatService:
         """`hosts`: what a request's Host header may say; anything if empty. `context`, `configurable`: see `Chats`."""
         self.chats = Chats(runner, graphs, concurrency, context, configurable)
         self._started, self._store = time.time(), runner.store
+        self._checking: asyncio.Task[str] | None = None
+        self._checked_until = 0.0
+        self._committing: Future[None] | None = None
         self.app = application(
             one_token(token), hosts, request_bytes, lambda error, request: _error(_refusal(error, request))
         )
@@ -107,8 +117,29 @@ class ChatService:
         )
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
+        """Asks what all runs need: the store, whose commits one thread may make for everybody."""
         del request
-        return json_answer({"service": SERVICE, "version": __version__, "status": "ok"})
+        about = {"service": SERVICE, "version": __version__}
+        if self._checking is None or (self._checking.done() and time.monotonic() > self._checked_until):
+            self._checking = asyncio.create_task(self._check())
+        if why := await asyncio.shield(self._checking):
+            return json_answer({**about, "status": "failing", "error": why}, 503)
+        return json_answer({**about, "status": "ok"})
+
+    async def _check(self) -> str:
+        committing = self._committing
+        if committing is None or committing.done():
+            committing = self._committing = call_in_thread(lambda: self._store.database.add(lambda _: None))
+        try:
+            async with asyncio.timeout(SECONDS_TO_COMMIT):
+                await asyncio.shield(asyncio.wrap_future(committing))
+        except TimeoutError:
+            return f"The store has not committed within {SECONDS_TO_COMMIT:g} s."
+        except Exception as error:
+            return str(error)
+        finally:
+            self._checked_until = time.monotonic() + SECONDS_HEALTHY
+        return ""
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         del request

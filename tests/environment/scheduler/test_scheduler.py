@@ -67,6 +67,39 @@ def test_higher_priorities_go_first(scheduler: Scheduler, workers: ThreadWorkers
     assert workers.began[1:] == ["value 3", "value 3", "value 0", "value 0", "value -5"]
 
 
+def test_a_priority_orders_the_calls_of_its_client_alone(scheduler: Scheduler, workers: ThreadWorkers) -> None:
+    hold = running(scheduler, workers, client="greedy")
+    for i in range(100):
+        scheduler.submit(Submission(f"value greedy{i}", client="greedy", priority=100, run=f"run {i % 7}"))
+    for priority in (-100, 5):
+        scheduler.submit(Submission(f"value {priority}", client="modest", priority=priority))
+    scheduler.submit(Submission("value last", client="last", priority=-100)).add_done_callback(lambda _: None)
+    hold.cancel()
+    block_until(lambda: len(workers.began) == 104)
+    places = [workers.began.index(code) for code in ("value 5", "value -100", "value last")]
+    assert places[0] < places[1] <= 6
+    assert places[2] <= 4
+
+
+def test_slots_are_shared_evenly_among_clients_whatever_their_runs() -> None:
+    workers = SteppedWorkers(lambda work: None, slots=4)
+    scheduler = Scheduler(workers)
+    for i in range(200):
+        scheduler.submit(Submission("many", client="many", run=f"{i % 20}", priority=i % 3))
+        scheduler.submit(Submission("one", client="one"))
+    for _ in range(100):
+        workers.end(workers.running[0], ExecutionResult(ToolStatus.OK), lost=False)
+        assert sorted(work.code for work in workers.running) in (
+            ["many", "many", "one", "one"],
+            ["many", "many", "many", "one"],
+            ["many", "one", "one", "one"],
+        )
+    scheduler.close()
+    queue = scheduler._dispatch._queue  # pyright: ignore[reportPrivateUsage]
+    assert (len(queue), queue._lanes, queue._order, queue._client_shares, queue._run_shares) == (0, {}, {}, {}, {})
+    assert workers.broken == []
+
+
 def test_a_run_with_many_calls_does_not_starve_one_with_few(scheduler: Scheduler, workers: ThreadWorkers) -> None:
     hold = running(scheduler, workers)
     for i in range(1000):
@@ -226,7 +259,8 @@ def test_a_deadline_counts_until_the_call_has_begun(scheduler: Scheduler, worker
         (Submission("1", limits=Limits(memory_bytes=-1)), "`limits.memory_bytes`"),
         (Submission("1", limits=Limits(output_bytes=1 << 40)), "`limits.output_bytes`"),
         (Submission("1", priority=1000), "`priority`"),
-        (Submission("1", deadline_seconds=float("nan")), "`deadline_seconds`"),
+        (Submission("1", priority=10**5000), "`priority`"),
+        (Submission("1", limits=Limits(memory_bytes=10**5000)), "`limits.memory_bytes`"),
         (Submission("1", id="x" * 2000), "`id`"),
         (Submission("1", history=(Cell("1"),)), "`session`"),
         (Submission("1", session="s", history=(Cell("1"),) * 2001), "`history` has 2,001 cells"),
@@ -239,6 +273,20 @@ def test_what_is_out_of_bounds_is_refused_by_name(
     result = outcome(scheduler.submit(submission))
     assert (result.status, named in result.stderr) == (ToolStatus.INVALID_CALL, True)
     assert workers.began == []
+
+
+NO_DEADLINES = [1e12, 1e308, 10**400, 10**5000, 604_801, -0.001, -1e12, *map(float, ("nan", "inf", "-inf"))]
+
+
+@pytest.mark.parametrize("number", range(len(NO_DEADLINES)))  # Python refuses to write one of them in full
+def test_a_deadline_that_is_none_is_refused_and_costs_nobody_else_theirs(
+    number: int, scheduler: Scheduler, workers: ThreadWorkers
+) -> None:
+    running(scheduler, workers, deadline_seconds=604_800)
+    refused = outcome(scheduler.submit(Submission("value 1", deadline_seconds=NO_DEADLINES[number])))
+    assert (refused.status, "from 0 to 604,800" in refused.stderr) == (ToolStatus.INVALID_CALL, True)
+    late = outcome(scheduler.submit(Submission("value 1", deadline_seconds=0.01)))
+    assert "deadline of 0.01 s" in late.stderr
 
 
 def test_odd_characters_break_nothing(scheduler: Scheduler) -> None:

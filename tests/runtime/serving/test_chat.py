@@ -13,7 +13,7 @@ import pytest
 
 from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.serving.answers import visible
-from hrm_agent.runtime.serving.requests import RefusedError, read_request
+from hrm_agent.runtime.serving.requests import DEFAULT_LIMITS, OTHER_LIMIT, RefusedError, read_request
 from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import RunStatus, StopReason
 from hrm_agent.trajectory.lint import lint
@@ -292,6 +292,9 @@ def test_a_client_only_lowers_the_servers_limits() -> None:
     servers = {"max_turns": 1, "max_cost": 0.5, "max_seconds": 60.0}
     assert asked.context_over(servers) == {**servers, "max_calls": 3}
     assert asked.context_over({"max_turns": 12, "max_cost": None}) == asked.context
+    for name in ("max_turns", "max_calls", "max_seconds", "max_pages"):  # where the server gave none
+        huge = read_request({"model": "m", "messages": ASK, "context": {name: 10**9}})
+        assert huge.context_over({}) == {name: DEFAULT_LIMITS.get(name, OTHER_LIMIT)}
     for wrong in ("9", True, [1]):
         asked = read_request({"model": "m", "messages": ASK, "context": {"max_turns": wrong}})
         with pytest.raises(RefusedError, match="has to be a number"):

@@ -1,0 +1,113 @@
+"""The environment as the requests of a server see it: quotas, deadlines, and what is open when the server goes down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from hrm_agent.environment.base import Environment, ExecutionResult, Submission
+from hrm_agent.environment.remote.clients import Client, HeldTooLongError
+from hrm_agent.environment.remote.messages import result_record
+from hrm_agent.errors import HrmError
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["Calls", "answer_or_error"]
+
+_NO_WAIT = 0.001
+"""Seconds."""
+_LOG = logging.getLogger(__name__)
+
+
+class Calls:
+    """Open calls are counted, so that going down can wait for them."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.draining = False
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def opened(self) -> None:
+        """A call was taken in."""
+        self._open += 1
+        self._idle.clear()
+
+    def ended(self) -> None:
+        """A call that was taken in is over."""
+        self._open -= 1
+        if not self._open:
+            self._idle.set()
+
+    async def outcome(self, client: Client, submission: Submission) -> ExecutionResult:
+        """Of a call, held back while its client has too many open. Raises HrmError where the environment cannot."""
+        self.opened()
+        began, seconds = time.monotonic(), submission.deadline_seconds
+        bounded = seconds is not None and seconds >= 0  # else the environment refuses it
+        try:
+            async with client.call(seconds if bounded else None):
+                held = time.monotonic() - began
+                left = seconds
+                if seconds is not None and bounded and held > _NO_WAIT:  # else the outcome names what was asked for
+                    left = max(0.0, seconds - held)
+                own = replace(submission, run=client.own(submission.run), client=client.name, deadline_seconds=left)
+                result = await self.environment.run(own)
+                return replace(result, queued_seconds=result.queued_seconds + held)
+        except HeldTooLongError:
+            return self._too_late(seconds, time.monotonic() - began)
+        finally:
+            self.ended()
+
+    async def answer(self, client: Client, submission: Submission, held_since: float | None = None) -> dict[str, Any]:
+        """The outcome as an answer, or why there is none. `held_since`: by the monotonic clock; it waits since then."""
+        return await answer_or_error(self._answer(client, submission, held_since))
+
+    async def _answer(self, client: Client, submission: Submission, held_since: float | None) -> dict[str, Any]:
+        if held_since is None:
+            return {"result": result_record(await self.outcome(client, submission))}
+        held, seconds = time.monotonic() - held_since, submission.deadline_seconds
+        if seconds is not None and seconds > held:
+            submission = replace(submission, deadline_seconds=seconds - held)
+        result = await self.outcome(client, submission)
+        return {"result": result_record(replace(result, queued_seconds=result.queued_seconds + held))}
+
+    def too_late(self, submission: Submission, held_since: float) -> dict[str, Any]:
+        """The answer to a call whose deadline passed while it was held."""
+        return {"result": result_record(self._too_late(submission.deadline_seconds, time.monotonic() - held_since))}
+
+    def _too_late(self, seconds: float | None, held: float) -> ExecutionResult:
+        why = f"The call had not begun when its deadline of {seconds:g} s was over."
+        isolation = self.environment.isolation
+        return ExecutionResult(ToolStatus.INFRASTRUCTURE, stderr=why, queued_seconds=held, isolation=isolation)
+
+    async def fork_session(self, client: Client, *, source: str, target: str, run: str = "") -> None:
+        """Counts as a call of the client's. Raises HrmError where the environment cannot."""
+        async with client.call():
+            await self.environment.fork_session(source, target, run=client.own(run))
+
+    async def end_session(self, client: Client, *, session: str, run: str = "") -> None:
+        """Raises HrmError where the environment cannot."""
+        await self.environment.end_session(session, run=client.own(run))
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until none is open, for `seconds` at most. None may be begun from now on."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
+
+async def answer_or_error(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """The answer that `work` gives, else the error that it raised as one."""
+    try:
+        return await work
+    except HrmError as error:
+        return {"error": error.message, "hint": error.hint}
+    except Exception:  # whatever it is, the client is to have an answer
+        _LOG.exception("a call failed")
+        return {"error": "The server failed.", "hint": "See its log."}

@@ -1,0 +1,204 @@
+"""The calls of one connection: begun in their order while their answers have room, which a client makes by reading.
+
+What a connection's client has not read is bounded as a whole: a call is begun only if all answers that wait to be read,
+and what the calls under way may print, fit into `MOST_KEPT`; a call that may print more than that goes alone. Further
+calls are held, each a small object and no task, and `room` says when no more are to be taken in. All connections of a
+client together may keep `clients.MOST_UNREAD`: beyond that the one with the most is aborted. Its calls end with it; the
+environment keeps the outcomes of those that had ended, within its own bound, for clients that submit them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hrm_agent.environment.base import Submission
+from hrm_agent.environment.remote.calls import Calls
+from hrm_agent.environment.remote.clients import Client
+from hrm_agent.errors import HrmError
+
+__all__ = ["MOST_HELD", "MOST_HELD_CHARACTERS", "MOST_KEPT", "MOST_UNREAD", "Exchange"]
+
+_MIB = 1024 * 1024
+MOST_KEPT = 64 * _MIB
+"""Characters of answers that wait to be read, and bytes that calls under way may print."""
+MOST_UNREAD = 8 * _MIB
+"""Characters of answers that wait to be read; above it nothing more is taken in."""
+MOST_HELD, MOST_HELD_CHARACTERS = 10_000, 8 * _MIB
+"""Calls that have not begun, and characters of their code; above either nothing more is taken in."""
+_STREAMS = 2
+"""A call's limit of output is that of stdout and of stderr."""
+_ENVELOPE = 4096
+"""Characters of an answer beside its output, about."""
+_MOST_WAIT = 7 * 86400.0
+"""Seconds of a deadline."""
+
+Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    work: Work
+    room: int
+    """That its answer may take."""
+    characters: int = 0
+    timer: asyncio.TimerHandle | None = None
+    """Of its deadline."""
+
+
+class Exchange:
+    """Made and used on one event loop."""
+
+    def __init__(self, calls: Calls, client: Client, form: Callable[[int, dict[str, Any]], str]) -> None:
+        """`form`: of a key and its answer, as the client gets them."""
+        self._calls, self._client, self._form = calls, client, form
+        self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._held_characters = 0
+        self._tasks: dict[int, tuple[asyncio.Task[dict[str, Any]], int]] = {}
+        """Key -> the call under way, and the room that its answer may take."""
+        self._kept = 0
+        self._answers: deque[str] = deque()
+        self.unread = 0
+        """Characters of the answers that wait to be read, those on their way included."""
+        self.ready, self.room = asyncio.Event(), asyncio.Event()
+        """There is an answer to be sent; more may be taken in."""
+        self.room.set()
+        client.exchanges.add(self)
+        self.abort: Callable[[], None] = lambda: None
+        """Ends the connection of a client that does not read."""
+
+    @property
+    def under_way(self) -> int:
+        """Calls that have begun."""
+        return len(self._tasks)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is open, and all answers were handed out."""
+        return not (self._held or self._tasks or self._answers)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._tasks or key in self._held
+
+    def take_call(self, key: int, submission: Submission) -> None:
+        """Begin a call, or hold it."""
+        size = len(submission.code) + sum(len(cell.code) for cell in submission.history or ())
+        output = min(MOST_KEPT, max(0, _STREAMS * submission.limits.output_bytes))
+        held = _Held(partial(self._calls.answer, self._client, submission), _ENVELOPE + output, size)
+        if self.take(key, held):
+            return
+        arrived, seconds = time.monotonic(), submission.deadline_seconds
+        held.work = partial(self._calls.answer, self._client, submission, arrived)
+        if seconds is not None and 0 <= seconds <= _MOST_WAIT:  # else the environment refuses it
+            late = partial(self._late, key, submission, arrived)
+            held.timer = asyncio.get_running_loop().call_later(seconds, late)
+
+    def take_work(self, key: int, work: Work) -> None:
+        """Begin what is no call, or hold it."""
+        self.take(key, _Held(work, _ENVELOPE))
+
+    def take(self, key: int, held: _Held) -> bool:
+        """True if it has begun."""
+        self._calls.opened()
+        if not self._held and self._fits(held):
+            self._begin(key, held)
+            return True
+        self._held[key] = held
+        self._held_characters += held.characters
+        self._look()
+        return False
+
+    def cancel(self, key: int) -> None:
+        """Nobody waits for it any more; an unknown key is no error."""
+        if key in self._tasks:
+            self._tasks[key][0].cancel()
+        elif key in self._held:
+            self._unhold(key)
+            self._calls.ended()
+            self._go_on()
+
+    def answer(self, key: int, answer: dict[str, Any]) -> None:
+        """Have the client told."""
+        try:
+            text = self._form(key, answer)
+        except HrmError as error:  # its numbers have no form in JSON
+            text = self._form(key, {"error": error.message, "hint": error.hint})
+        self._answers.append(text)
+        self._kept += len(text)
+        self.unread += len(text)
+        self.ready.set()
+        self._look()
+        self._client.kept(len(text))
+
+    def next(self) -> str:
+        """The oldest answer that is still to be sent; empty if there is none. What was sent is said by `was_read`."""
+        return self._answers.popleft() if self._answers else ""
+
+    def was_read(self, characters: int) -> None:
+        """So much of what `next` gave has gone out."""
+        self._kept -= characters
+        self.unread -= characters
+        self._client.unread -= characters
+        self._go_on()
+
+    def close(self) -> None:
+        """The connection has ended, and its calls with it."""
+        self._client.exchanges.discard(self)
+        self._client.unread -= self.unread
+        self.unread = 0
+        self._answers.clear()
+        for key in list(self._held):
+            self._unhold(key)
+            self._calls.ended()
+        for task, _ in self._tasks.values():
+            task.cancel()
+
+    def _fits(self, held: _Held) -> bool:
+        return not self._kept or self._kept + held.room <= MOST_KEPT
+
+    def _begin(self, key: int, held: _Held) -> None:
+        self._kept += held.room
+        task = asyncio.get_running_loop().create_task(held.work())
+        self._tasks[key] = task, held.room
+        task.add_done_callback(partial(self._end, key))
+
+    def _end(self, key: int, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._kept -= self._tasks.pop(key)[1]
+        self._calls.ended()
+        if not task.cancelled():
+            self.answer(key, task.result())
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin what there is room for."""
+        while self._held and self._fits(next(iter(self._held.values()))):
+            key = next(iter(self._held))
+            self._begin(key, self._unhold(key))
+        self._look()
+        if self.is_over:
+            self.ready.set()
+
+    def _unhold(self, key: int) -> _Held:
+        held = self._held.pop(key)
+        self._held_characters -= held.characters
+        if held.timer is not None:
+            held.timer.cancel()
+        return held
+
+    def _late(self, key: int, submission: Submission, arrived: float) -> None:
+        self._unhold(key)
+        self._calls.ended()
+        self.answer(key, self._calls.too_late(submission, arrived))
+
+    def _look(self) -> None:
+        """Say whether there is room for more."""
+        full = len(self._held) >= MOST_HELD or self._held_characters > MOST_HELD_CHARACTERS
+        if full or self.unread > MOST_UNREAD:
+            self.room.clear()
+        else:
+            self.room.set()

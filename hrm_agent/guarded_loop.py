@@ -1,0 +1,100 @@
+"""Keeps loops alive that serve many callers: one shape for all threads and tasks that nobody may end for the others.
+
+    guard = LoopGuard("store-commits", wake)
+    while not closed:
+        with guard:
+            turn()
+
+Whatever a turn raises ends that turn: it is logged, counted by the loop's name (`surprises`), and the next turn begins.
+What the turn was for is told inside of it, by whoever knows the call. `responds` asks the loop itself whether it turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+
+__all__ = ["LoopGuard", "surprises"]
+
+_LOG = logging.getLogger(__name__)
+_FIRST_REST, _LONGEST_REST = 0.001, 1.0
+"""Seconds between turns that raise one after the other."""
+_WAKES_EVERY = 0.05
+_counts: Counter[str] = Counter()
+_counting = threading.Lock()
+
+
+def surprises() -> dict[str, int]:
+    """Loop -> turns of it that raised, in this process so far."""
+    with _counting:
+        return dict(_counts)
+
+
+class LoopGuard:
+    """Of one loop, entered once a turn. A task's cancellation passes, and what interrupts the main thread."""
+
+    def __init__(self, name: str, wake: Callable[[], object] = lambda: None, *, rests: bool = True) -> None:
+        """`wake`: ends the loop's sleep, so that it begins a turn. `rests`: sleep after a turn that raised, longer
+        each time; not for turns of an event loop.
+        """
+        self._name, self._wake, self._rests = name, wake, rests
+        self._in_a_row = 0
+        self._asked: list[threading.Event] = []
+
+    def __enter__(self) -> None:
+        while self._asked:
+            self._asked.pop().set()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self._in_a_row = 0
+            return False
+        if _passes(error):
+            return False
+        self.caught(error)
+        return True
+
+    def caught(self, error: BaseException) -> None:
+        """Count and log what a turn raised."""
+        with _counting:
+            _counts[self._name] += 1
+        _LOG.error("The loop %s goes on after an error that nobody expected.", self._name, exc_info=error)
+        if self._rests and self._in_a_row:
+            time.sleep(min(_LONGEST_REST, _FIRST_REST * 2 ** min(self._in_a_row, 20)))
+        self._in_a_row += 1
+
+    def responds(self, seconds: float) -> bool:
+        """True if the loop begins a turn within `seconds`. Called in any other thread."""
+        begun, ends = threading.Event(), time.monotonic() + seconds
+        self._asked.append(begun)
+        while (left := ends - time.monotonic()) > 0:
+            self._wake()  # again and again: once may be just before it falls asleep
+            if begun.wait(min(left, _WAKES_EVERY)):
+                return True
+        with suppress(ValueError):  # it began just now
+            self._asked.remove(begun)
+        return begun.is_set()
+
+
+def _passes(error: BaseException) -> bool:
+    """True for what is meant for the thread or the task itself."""
+    if isinstance(error, Exception):
+        return False
+    if threading.current_thread() is threading.main_thread() or isinstance(error, GeneratorExit):
+        return True
+    return isinstance(error, asyncio.CancelledError) and _in_a_task()
+
+
+def _in_a_task() -> bool:
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:  # no event loop runs here
+        return False
