@@ -23,7 +23,7 @@ from typing import Any, cast
 from hrm_agent.answers.program_text import code_in
 from hrm_agent.environment.current import ready_environment
 from hrm_agent.rewards.rubric import Reward, Scored
-from hrm_agent.rewards.tested_program import MAX_PROGRAM_BYTES, CodeTest, TestedProgram
+from hrm_agent.rewards.tested_program import MAX_PROGRAM_BYTES, MAX_TEST_BYTES, CodeTest, TestedProgram
 from hrm_agent.trajectory import TaskRef, ToolStatus
 
 __all__ = ["code_in", "passes_tests"]
@@ -51,13 +51,13 @@ def passes_tests(
 
     async def correct(text: str, task: TaskRef) -> Scored:
         found = task.metadata.get(tests)
-        wanted = [_test(each) for each in cast("Sequence[Any]", found or ())][:MAX_TESTS]
+        wanted = [_test(each) for each in cast("Sequence[Any]", found or ())[:MAX_TESTS]]
         if not wanted:
             return Scored(None, f"the task has no {tests!r}")
         code = read(text)
         if code is None:
             return Scored(0.0, "no code was found in the final text")
-        if len(code.encode("utf-8", "backslashreplace")) > MAX_PROGRAM_BYTES:
+        if len(repr(code).encode()) > MAX_PROGRAM_BYTES:
             return Scored(0.0, f"the code is longer than {MAX_PROGRAM_BYTES:,} bytes")
         failures = await _failures(code, wanted, seconds, every=partial)
         passed = failures.count("")
@@ -72,8 +72,8 @@ def passes_tests(
 async def _failures(code: str, tests: Sequence[CodeTest], seconds: float, *, every: bool) -> list[str]:
     """Why each test failed, empty for one that passed; without `every` none after the first failure."""
     failures: list[str] = []
-    largest = max(test.size for test in tests)
-    async with TestedProgram(await ready_environment(), code, seconds, largest) as program:
+    output_bytes = max(test.output_bytes for test in tests)
+    async with TestedProgram(await ready_environment(), code, seconds, output_bytes) as program:
         for test in tests:
             failures.append(await program.failure(test))
             if failures[-1] and not every:
@@ -85,13 +85,22 @@ async def _failures(code: str, tests: Sequence[CodeTest], seconds: float, *, eve
 
 def _test(given: Any) -> CodeTest:
     """Raises ValueError for what is no test: a mistake in the task, told as the reward's fault."""
+    test = _read(given)
+    if (size := len(test.handed.encode())) > MAX_TEST_BYTES:
+        raise ValueError(f"a test hands {size:,} bytes to the program, and the sandbox takes {MAX_TEST_BYTES:,}")
+    return test
+
+
+def _read(given: Any) -> CodeTest:
     if isinstance(given, str):
         return _asserted(given)
     row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     if "stdin" in row or "stdout" in row:
         return CodeTest(stdin=str(row.get("stdin", "")), stdout=str(row.get("stdout", "")))
     if isinstance(row.get("call"), str) and ("equals" in row or "equals_literal" in row):
-        equals = ast.literal_eval(row["equals_literal"]) if "equals_literal" in row else row["equals"]
+        equals = (
+            _literal(ast.parse(row["equals_literal"], mode="eval").body) if "equals_literal" in row else row["equals"]
+        )
         return CodeTest(call=ast.unparse(ast.parse(row["call"], mode="eval")), equals=equals)
     raise ValueError(f"{str(given)[:200]!r} is no test: write call and equals, stdin and stdout, or an assert")
 
@@ -99,6 +108,20 @@ def _test(given: Any) -> CodeTest:
 def _asserted(text: str) -> CodeTest:
     match ast.parse(text.strip()).body:
         case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
-            return CodeTest(call=ast.unparse(left), equals=ast.literal_eval(right))
+            return CodeTest(call=ast.unparse(left), equals=_literal(right))
         case _:
             raise ValueError(f"{text[:200]!r} is no `assert CALL == LITERAL`")
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, in which `float("inf")` and its like may stand."""
+
+    class Named(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.expr:
+            match node:
+                case ast.Call(ast.Name("float"), [ast.Constant(str(text))], []):
+                    return ast.Constant(float(text))
+                case _:
+                    return node
+
+    return ast.literal_eval(Named().visit(node))

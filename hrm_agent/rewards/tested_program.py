@@ -10,7 +10,10 @@ Whatever ends a call is the program's doing, but for what the environment itself
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -22,14 +25,19 @@ from hrm_agent.rewards.inside import source_of, statement_of
 from hrm_agent.rewards.returned import is_returned
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["MAX_PROGRAM_BYTES", "CodeTest", "TestedProgram"]
+__all__ = ["MAX_PROGRAM_BYTES", "MAX_TEST_BYTES", "CodeTest", "TestedProgram"]
 
 MAX_PROGRAM_BYTES = 2**18
-"""A longer program is wrong. What it is sent with has to fit into what one call of the environment takes."""
+"""A longer program is wrong. With a test it has to fit into what one call of the environment takes."""
+MAX_TEST_BYTES = 5 * 2**17
+"""Of what a test hands to a program, as it is sent."""
+PACKED_CHARACTERS = 2**16
+"""A longer input is sent compressed."""
 LEAST_OUTPUT_BYTES = 2**14
 """Kept of what a program says, however short the right answer is."""
-OUTPUT_FACTOR = 4
+OUTPUT_FACTOR = 8
 """Kept is so many times the right answer: what is longer is another one."""
+MAX_OUTPUT_BYTES = 2**25
 MAX_PROCESSES = 16
 """For the calls of one program; those after it fail."""
 SHOWN_CHARACTERS = 200
@@ -49,9 +57,19 @@ class CodeTest:
     """What it prints."""
 
     @property
-    def size(self) -> int:
-        """About how many bytes a right answer takes."""
-        return len(repr(self.equals)) if self.call else len(self.stdout.encode())
+    def handed(self) -> str:
+        """A Python expression of what it hands to the program."""
+        given = self.call or self.stdin
+        if len(given) <= PACKED_CHARACTERS:
+            return repr(given)
+        packed = base64.b85encode(zlib.compress(given.encode())).decode()
+        return f"__import__('zlib').decompress(__import__('base64').b85decode({packed!r})).decode()"
+
+    @property
+    def output_bytes(self) -> int:
+        """About as many as a right answer takes, or a file with the input: the environment bounds both together."""
+        said = len(pickle.dumps(self.equals if self.call else self.stdout))
+        return min(MAX_OUTPUT_BYTES, max(LEAST_OUTPUT_BYTES, OUTPUT_FACTOR * said, len(self.stdin.encode()) // 16))
 
 
 class TestedProgram:
@@ -59,13 +77,13 @@ class TestedProgram:
 
     __test__ = False  # for pytest, which takes the name for its own
 
-    def __init__(self, environment: Environment, code: str, seconds: float, largest: int) -> None:
-        """`seconds`: of wall clock and of CPU time, for each program and for all calls together. `largest`: bytes of
-        the longest right answer.
+    def __init__(self, environment: Environment, code: str, seconds: float, output_bytes: int) -> None:
+        """`seconds`: of wall clock and of CPU time, for each program and for all calls together. `output_bytes`:
+        kept of what it says.
         """
         self._environment, self._code = environment, code
         self._seconds = self._left = seconds
-        self._limits = Limits(output_bytes=max(LEAST_OUTPUT_BYTES, OUTPUT_FACTOR * largest))
+        self._limits = Limits(output_bytes=output_bytes)
         self._session = ""
         self._processes = 0
 
@@ -80,12 +98,12 @@ class TestedProgram:
         return await (self._call(test) if test.call else self._run(test))
 
     async def _run(self, test: CodeTest) -> str:
-        code = f"{statement_of('program')}\nrun_program({self._code!r}, {test.stdin!r})"
+        code = f"{statement_of('program')}\nrun_program({self._code!r}, {test.handed})"
         result = await self._result(Submission(code, limits=self._within(self._seconds)))
         if result.status is not ToolStatus.OK:
             return _ending(result)
         if result.stdout_bytes > self._limits.output_bytes:
-            return f"it printed {result.stdout_bytes:,} bytes, and the right output has {test.size:,}"
+            return f"it printed {result.stdout_bytes:,} bytes, and the right output has {len(test.stdout.encode()):,}"
         wanted = _lines(test.stdout)
         said = result.stdout
         return "" if wanted in (_lines(said), _lines(_without(said, _decoded(result)))) else "it printed another output"
@@ -93,7 +111,7 @@ class TestedProgram:
     async def _call(self, test: CodeTest) -> str:
         if self._left <= 0 or self._processes > MAX_PROCESSES:
             return "the calls before it had used the time of all"
-        code, first = f"returned({test.call!r})", not self._session
+        code, first = f"returned({test.handed})", not self._session
         if first:
             self._session, self._processes = f"reward-{uuid4().hex}", self._processes + 1
             code = f"{statement_of('calls')}\nload({self._code!r}, {source_of('unusual')!r})\n{code}"

@@ -38,10 +38,12 @@ def data_of_others(value):
 
 def data_of_numpy(value):
     """Numbers of less than double precision are told as such: `["2", x]`, `["4", x]`."""
+    single = value
     if value.ndim:
         narrow = value.dtype.kind == "f" and value.dtype.itemsize != 8
         return ["l", *map(data, value)] if narrow or value.dtype.hasobject else data(value.tolist())
-    single = value[()]
+    if isinstance(value, sys.modules[NP].ndarray):
+        single = value[()]
     if single.dtype.kind == "f" and single.dtype.itemsize < 8:
         return [str(single.dtype.itemsize), data(float(single))]
     plain = single.item()
