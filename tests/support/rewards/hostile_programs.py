@@ -1,7 +1,7 @@
 """Code that a policy could write to spoil its score: drawn programs, none of which is right.
 
-`python -m tests.support.rewards.hostile_programs --count 5000` scores so many of them and prints what did not end in a 0
-of its own; after every `BATCH` a right program has to score 1.
+`python -m tests.support.rewards.hostile_programs --count 5000` scores so many of them and prints what did not end in a
+0 of its own; after every `BATCH` a right program has to score 1.
 """
 
 from __future__ import annotations
@@ -86,8 +86,12 @@ _SCALARS: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"'\\ud83d' * {draw.choice([1, 10**4])}",
     lambda draw: draw.choice(["float('nan')", "float('-inf')", "1e308 * 10", "-0.0", "complex('nan+infj')", "..."]),
     lambda draw: draw.choice(["None", "True", "NotImplemented", "type", "f", "lambda: 1", "object()", "Exception()"]),
-    lambda draw: draw.choice(["__import__('sys')", "__import__('os').environ", "globals()", "(i for i in iter(int, 1))"]),
-    lambda draw: draw.choice(["iter(int, 1)", "map(str, iter(int, 1))", "range(10**12)", "memoryview(b'x')", "bytes(9)"]),
+    lambda draw: draw.choice(
+        ["__import__('sys')", "__import__('os').environ", "globals()", "(i for i in iter(int, 1))"]
+    ),
+    lambda draw: draw.choice(
+        ["iter(int, 1)", "map(str, iter(int, 1))", "range(10**12)", "memoryview(b'x')", "bytes(9)"]
+    ),
     lambda draw: f"__import__('decimal').Decimal('1e{draw.choice([0, 400, 999_999_999])}')",
     lambda draw: "__import__('fractions').Fraction(1, 3)",
     lambda draw: "X()",
@@ -117,7 +121,7 @@ def cycle(x):
     a.append(a)
     return a
 """
-SIGNALS = tuple(set(signal_number for signal_number in range(1, 32)) - {19, 20, 21, 22})
+SIGNALS = tuple(set(range(1, 32)) - {19, 20, 21, 22})
 """But for those that stop a process, which ends in its time."""
 
 
@@ -138,8 +142,8 @@ def _written(draw: Draw) -> str:
             "b'3\\nabc[\"=\", \"%s\"]' % b'a'",
             f"b'1\\nx' + b'9' * {n}",
             f"b'1\\nx[\"=\", [\"i\", \"0x' + b'f' * {n} + b'\"]]'",
-            "b'1\\nx[\"=\", [\"q\", \"0x1\", \"0x0\"]]'",
-            "b'1\\nx[\"=\", {\"a\": 1}]'",
+            'b\'1\\nx["=", ["q", "0x1", "0x0"]]\'',
+            'b\'1\\nx["=", {"a": 1}]\'',
             "b'1\\nx[[1, 2], [0, 10**9], [-5, 3]]'",
             "b'999999999\\nx'",
             "b'-1\\n'",
@@ -150,6 +154,8 @@ def _written(draw: Draw) -> str:
     )
 
 
+_RAISED = ("X", "SystemExit(X())", "KeyboardInterrupt", "GeneratorExit", "MemoryError", "E()")
+_BUILTINS = ("repr", "type", "eval", "compile", "exec", "map", "hex", "list", "isinstance", "BaseException", "len")
 _DEEDS: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"os.write(3, {_written(draw)}); os._exit({draw.choice([0, 0, 1, 91])})",
     lambda draw: f"os.write(3, {_written(draw)})",
@@ -166,7 +172,7 @@ _DEEDS: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"os.dup2({draw.randint(0, 3)}, {draw.randint(0, 6)})",
     lambda draw: f"os.ftruncate(3, {draw.choice([0, 10**5, 10**12])})",
     lambda draw: f"os.lseek({draw.choice([0, 1, 3])}, {draw.choice([0, 5, 10**6])}, 0)",
-    lambda draw: f"raise {draw.choice(['X', 'SystemExit(X())', 'KeyboardInterrupt', 'GeneratorExit', 'MemoryError', 'E()'])}",
+    lambda draw: f"raise {draw.choice(_RAISED)}",
     lambda draw: "raise type('Z' * 10**5, (BaseException,), {'__str__': lambda s: 1 / 0})()",
     lambda draw: "f(0) if sys.getrecursionlimit() else 0",
     lambda draw: f"sys.setrecursionlimit({draw.choice([50, 10**6])})",
@@ -175,13 +181,13 @@ _DEEDS: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"print('x' * {draw.choice([10**4, 10**6, 10**7])})",
     lambda draw: f"sys.stderr.write('\\ud800\\0\\n' * {draw.choice([1, 10**5])})",
     lambda draw: f"sys.stdout = sys.stderr = {draw.choice(['None', 'X()', '1'])}",
-    lambda draw: draw.choice(["sys.stdout.close()", "sys.stdin.close()", "sys.stdout.detach()", "sys.stdout.buffer.close()"]),
+    lambda draw: f"sys.{draw.choice(['stdout', 'stdin'])}.{draw.choice(['close', 'detach', 'buffer.close'])}()",
     lambda draw: draw.choice(["sys.modules.clear()", "del sys.modules['__main__']", "sys.modules['json'] = None"]),
     lambda draw: f"sys.modules['__main__'].returned = lambda call: {draw.choice(['[]', '[1]', 'X()', '1'])}",
     lambda draw: f"sys.modules['__main__'].data = lambda value: {_value(draw, 2)}",
     lambda draw: "sys.modules['__main__'].__dict__.clear()",
     lambda draw: "sys.modules['solution'] = X()",
-    lambda draw: f"__import__('builtins').{draw.choice(['repr', 'type', 'eval', 'compile', 'exec', 'map', 'hex', 'list', 'isinstance', 'BaseException'])} = X()",
+    lambda draw: f"__import__('builtins').{draw.choice(_BUILTINS)} = X()",
     lambda draw: f"__import__('json').dumps = lambda *a, **k: {draw.choice(['X()', repr('[' * 2000), '1 / 0'])}",
     lambda draw: f"__import__('os').{draw.choice(['write', '_exit', 'read', 'lseek'])} = X()",
     lambda draw: "sys.settrace(lambda *a: os._exit(0))",
@@ -218,7 +224,11 @@ def _answer(draw: Draw) -> tuple[str, list[Any]]:
     deed = draw.choice(_SLOW) if draw.random() < 0.02 else draw.choice(_DEEDS)(draw)
     bodies = {name: draw.choice(_BODIES) for name in ("repr", "iter", "len", "getattr")}
     base = draw.choice(["", "(str)", "(list)", "(dict)", "(int)", "(Exception)", "(tuple)", "(set)"])
-    lines = [_HELPERS, _CLASS.format(base=base, more=draw.choice(_MORE), **bodies), "class E(BaseException): __str__ = __repr__ = X.__repr__"]
+    lines = [
+        _HELPERS,
+        _CLASS.format(base=base, more=draw.choice(_MORE), **bodies),
+        "class E(BaseException): __str__ = __repr__ = X.__repr__",
+    ]
     place = draw.choice(["load", "call", "both", "value", "print"])
     lines += [deed] if place in ("load", "both") else []
     lines += ["def f(n):", f"    {deed if place in ('call', 'both') else 'pass'}", f"    return {_value(draw)}"]
@@ -228,7 +238,9 @@ def _answer(draw: Draw) -> tuple[str, list[Any]]:
     return f"```python\n{code}\n```", PRINTS if place == "print" else TESTS
 
 
-async def misjudged(answers: Sequence[tuple[str, list[Any]]], environment: LocalEnvironment) -> tuple[list[Any], Counter[str]]:
+async def misjudged(
+    answers: Sequence[tuple[str, list[Any]]], environment: LocalEnvironment
+) -> tuple[list[Any], Counter[str]]:
     """Answers that did not end in a 0 of their own with a reason, and how often each reason was given."""
     reasons, wrong, gate = Counter[str](), list[Any](), asyncio.Semaphore(4)
     async with opened_scorer(Rubric([passes_tests(seconds=2.0)])) as scorer:
@@ -242,7 +254,9 @@ async def misjudged(answers: Sequence[tuple[str, list[Any]]], environment: Local
         with using_environment(environment):
             for begin in range(0, len(answers), BATCH):
                 batch = answers[begin : begin + BATCH]
-                for (text, tests), found in zip(batch, await asyncio.gather(*(score(*one) for one in batch)), strict=True):
+                for (text, tests), found in zip(
+                    batch, await asyncio.gather(*(score(*one) for one in batch)), strict=True
+                ):
                     reasons[found.reason.partition("; ")[2][:60] or found.reason] += 1
                     if found.value != 0.0 or found.fault is not None or not found.reason:
                         wrong.append((text, tests, found))
@@ -266,7 +280,9 @@ def main() -> int:
         print(f"{found!r}\n{text}\n{'-' * 80}")
     for reason, times in reasons.most_common(40):
         print(f"{times:6} {reason}")
-    print(f"{given.count} hostile answers of seed {given.seed}, {len(wrong)} misjudged, {time.monotonic() - began:.0f} s")
+    print(
+        f"{given.count} hostile answers of seed {given.seed}, {len(wrong)} misjudged, {time.monotonic() - began:.0f} s"
+    )
     return bool(wrong)
 
 
