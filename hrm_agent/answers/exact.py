@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["exact_equal", "number"]
+__all__ = ["exact_equal", "number", "quantity"]
 
 MAX_NUMBER_CHARACTERS = 256
 """Longer texts are not read as numbers."""
@@ -48,6 +48,12 @@ def number(text: str) -> Fraction | None:
     """The number that `text` writes, its unit left out; None if it writes none or exceeds the bounds."""
     quantity = _quantity(text)
     return quantity.value if quantity else None
+
+
+def quantity(text: str) -> tuple[Fraction, str] | None:
+    """The number that `text` writes and its unit, empty where it names none; None as for `number`."""
+    found = _quantity(text)
+    return (found.value, found.unit) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from importlib.util import find_spec
 
-from hrm_agent.answers.exact import exact_equal, number
+from hrm_agent.answers.exact import exact_equal, number, quantity
 from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.rewards.bounded_call import CallRaisedError, ExceededError, bounded_call
 from hrm_agent.rewards.readers import Reader, reader_of
 from hrm_agent.rewards.rubric import Reward, Scored
 
@@ -30,6 +30,10 @@ Comparison = Callable[[str, str], bool]
 
 MAX_EXPRESSION_CHARACTERS = 512
 """Longer texts are not read as mathematics."""
+LEAST_SET_CHARACTERS, SET_FACTOR = 4096, 16
+"""A set that is written in more, and in more than so many times those of the reference, is another one."""
+BOUNDED_SECONDS = 600.0
+"""Of a reward whose single calls are bounded, since they wait for each other."""
 
 
 def answer_is(
@@ -47,9 +51,11 @@ def answer_is(
         found = read(text)
         if found is None:
             return Scored(0.0, "no answer was found in the final text")
-        return Scored(float(equal(found, reference)), f"read {found[:200]!r}")
+        why = _why_not_symbolic(found, reference) if equal is _symbolic else ""
+        right = not why if equal is _symbolic else equal(found, reference)
+        return Scored(float(right), f"read {found[:200]!r}" + (f"; {why}" if why else ""))
 
-    return Reward(correct, name=name, weight=weight)
+    return Reward(correct, name=name, weight=weight, timeout_seconds=BOUNDED_SECONDS)
 
 
 def comparison_of(spec: str | Comparison) -> Comparison:
@@ -89,30 +95,54 @@ def _text(answer: str, reference: str) -> bool:
 
 
 def _set(answer: str, reference: str) -> bool:
-    given, wanted = _elements(answer), _elements(reference)
-    return len(given) == len(wanted) and all(any(exact_equal(one, other) for other in wanted) for one in given)
+    if len(answer) > max(LEAST_SET_CHARACTERS, SET_FACTOR * len(reference)):
+        return False
+    given, wanted = _Elements(answer), _Elements(reference)
+    return len(given.found) == len(wanted.found) and all(map(wanted.has, given.found))
 
 
-def _elements(text: str) -> list[str]:
-    """Without doubles, which a set does not have. A comma between groups of three digits separates nothing."""
-    inside = text.strip().strip("{}[]()")
-    found: list[str] = []
-    for part in re.split(r";|,(?!\d{3}(?!\d))|,\s+", inside):
-        if part.strip() and not any(exact_equal(part, other) for other in found):
-            found.append(part)
-    return found
+class _Elements:
+    """A set in words. A comma between groups of three digits separates nothing.
+
+    Elements that `exact_equal` finds equal are one. Each is read once, and found by its number: a policy may write as
+    many as it likes.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.found: list[tuple[Fraction | str, str]] = []
+        """Number and unit of each, or its text."""
+        self._units: dict[Fraction | str, set[str]] = {}
+        for part in re.split(r";|,(?!\d{3}(?!\d))|,\s+", text.strip().strip("{}[]()")):
+            element = quantity(part) or (part.strip(), "")
+            if part.strip() and not self.has(element):
+                self.found.append(element)
+                self._units.setdefault(element[0], set()).add(element[1])
+
+    def has(self, element: tuple[Fraction | str, str]) -> bool:
+        """A unit counts where both name one."""
+        value, unit = element
+        units = self._units.get(value, ())
+        return unit in units or (bool(units) and not unit) or "" in units
 
 
 def _symbolic(answer: str, reference: str) -> bool:
-    if exact_equal(answer, reference):
-        return True
-    if max(len(answer), len(reference)) > MAX_EXPRESSION_CHARACTERS:
-        return False
-    from math_verify import parse, verify
+    return not _why_not_symbolic(answer, reference)
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the caller has to bound its time
-    gold, given = (parse(f"${text.strip().strip('$')}$", parsing_timeout=None) for text in (reference, answer))  # pyright: ignore[reportArgumentType]
-    return bool(verify(gold, given, timeout_seconds=None))
+
+def _why_not_symbolic(answer: str, reference: str) -> str:
+    """Why an answer is another one, in words; empty where it is equal.
+
+    What an answer has the algebra do is the answer's doing. So is a text that the algebra cannot read.
+    """
+    if exact_equal(answer, reference):
+        return ""
+    if max(len(answer), len(reference)) > MAX_EXPRESSION_CHARACTERS:
+        return f"longer than {MAX_EXPRESSION_CHARACTERS} characters"
+    try:
+        equal = bounded_call("hrm_agent.rewards.symbolic:is_equal", answer, reference)
+    except (ExceededError, CallRaisedError) as error:
+        return f"it cannot be compared: {error}"
+    return "" if equal else "not equal"
 
 
 _BY_NAME: dict[str, Comparison] = {"exact": exact_equal, "set": _set, "symbolic": _symbolic, "text": _text}

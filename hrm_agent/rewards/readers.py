@@ -11,23 +11,26 @@ r"""Which part of a final text is the answer, by a name.
 | `text` | the whole text |
 
 Only the model's own words are read (`hrm_agent.answers.final_answer.own_text`): what stands in reasoning, tool calls or
-forged tool responses is no answer. A text is read up to a bound, and a pattern by a linear-time engine is not at hand:
-a pattern that backtracks without end runs into the reward's timeout.
+forged tool responses is no answer. A text is read up to a bound. A pattern that backtracks without end on a text finds
+no answer in it: a search has its bounds (`hrm_agent.rewards.bounded_call`).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
 from hrm_agent.answers.final_answer import final_answer, own_text, stated_value
 from hrm_agent.answers.json_repair import json_values
 from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.rewards.bounded_call import ExceededError, bounded_call
 
-__all__ = ["Reader", "reader_of"]
+__all__ = ["Reader", "last_match", "reader_of"]
 
 Reader = Callable[[str], str | None]
 """A final text -> the answer in it; None if it gives no answer."""
@@ -67,8 +70,8 @@ def _last_line(text: str) -> str | None:
 
 
 def _last_number(text: str) -> str | None:
-    found = [match[0].strip() for match in _NUMBER.finditer(text)]
-    return found[-1].replace("−", "-") if found else None
+    found = deque(_NUMBER.finditer(text), maxlen=1)
+    return found[0][0].strip().replace("−", "-") if found else None
 
 
 def _tag(name: str) -> Reader:
@@ -90,16 +93,24 @@ def _regex(pattern: str) -> Reader:
     except re.error as error:
         raise ConfigError(f"regex:{pattern} is no regular expression: {error}.", "See Python's re.") from error
 
-    def read(text: str) -> str | None:
-        last = None
-        for match in compiled.finditer(text):
-            last = match
-        if last is None:
-            return None
-        found = last[1] if compiled.groups else last[0]
-        return None if found is None else str(found).strip()
+    return partial(_found, compiled.pattern)
 
-    return read
+
+def _found(pattern: str, text: str) -> str | None:
+    """None also where the search took too long, which is the text's doing: the pattern is the same for all."""
+    with suppress(ExceededError):
+        return bounded_call("hrm_agent.rewards.readers:last_match", pattern, text)
+    return None
+
+
+def last_match(pattern: str, text: str) -> str | None:
+    """The first group of the last match, or the whole match; it takes as long as it takes."""
+    compiled = re.compile(pattern, re.MULTILINE)
+    matches = deque(compiled.finditer(text), maxlen=1)
+    if not matches:
+        return None
+    found = matches[0][1] if compiled.groups else matches[0][0]
+    return None if found is None else str(found).strip()
 
 
 def _json(path: str) -> Reader:

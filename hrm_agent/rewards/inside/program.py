@@ -1,0 +1,59 @@
+"""Runs in the sandbox: the code under test as a program that reads its standard input, as `python program.py` would.
+
+The kernel's descriptor 0 is the input, so that every way of reading it works. At its end threads are waited for, exit
+handlers run, and what is buffered is written. A prompt of `input` stands in the output; where it stands is returned.
+"""
+
+# ruff: noqa: S102, SIM115, PTH108, PTH123
+# pyright: basic
+
+
+def run_program(source, fed):
+    """Pairs of offsets in the output between which prompts stand. Everything it needs later is a local name of it."""
+    import builtins
+    import io
+    import linecache
+    import os
+    import sys
+
+    file, out, read, names, prompts = "<program>", sys.stdout, builtins.input, sys.modules["__main__"].__dict__, []
+
+    def ask(prompt="", /):
+        if prompt != "":
+            sys.stdout.flush()
+            begin = os.lseek(1, 0, os.SEEK_CUR)
+            sys.stdout.write(str(prompt))
+            sys.stdout.flush()
+            prompts.append([begin, os.lseek(1, 0, os.SEEK_CUR)])
+        return read()
+
+    with open(".stdin", "w+b") as given:
+        os.unlink(".stdin")
+        given.write(fed.encode())
+        given.seek(0)
+        os.dup2(given.fileno(), 0)
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
+    out.reconfigure(line_buffering=False)
+    sys.argv, builtins.input, builtins.exit, builtins.quit = ["program.py"], ask, sys.exit, sys.exit
+    sys.setrecursionlimit(sys.getrecursionlimit() + 20)  # its frames stand on some that are not its own
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    if "atexit" in sys.modules:
+        sys.modules["atexit"]._clear()
+    del names["run_program"]
+    stopped = None
+    try:
+        exec(compile(source, file, "exec", dont_inherit=True), names)
+    except SystemExit as stop:
+        stopped = stop
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    if "atexit" in sys.modules:
+        sys.modules["atexit"]._run_exitfuncs()
+    names.clear()  # files that it has not closed are written
+    for stream in (sys.stdout, out):
+        if not stream.closed:
+            stream.flush()
+    sys.stdout = io.StringIO()  # a closed one could not be flushed after this
+    if stopped is not None and stopped.code not in (None, 0):
+        raise stopped
+    return prompts

@@ -1,0 +1,149 @@
+"""Whether what a call returned, as the sandbox tells it, is what a test wants.
+
+What is told is a claim of the code under test in the form of `hrm_agent.rewards.inside.calls.data`; it may be any JSON.
+So it is only ever read along the value that is wanted, and whatever is odd about it makes it another value.
+
+Equal is what Python finds equal, with a list for any sequence, since JSON does not tell tuples apart, and keys of
+mappings as their text. Beyond that: nan is nan; True and False by themselves are no numbers; a number of less than
+double precision is any that rounds to it, and a fraction or decimal is the float that it rounds to.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from fractions import Fraction
+from typing import Any, cast
+
+__all__ = ["is_returned"]
+
+_NARROW = {"2": "e", "4": "f"}
+"""Bytes of a number -> its format in `struct`."""
+_Number = int | float | complex | Fraction
+
+
+def is_returned(shown: Any, wanted: Any) -> bool:
+    """True if `shown` stands for `wanted`, a Python value."""
+    if isinstance(shown, bool) != isinstance(wanted, bool):
+        return False
+    try:
+        return _same(shown, wanted)
+    except Exception:  # whatever a claim does to its reading, it is not what was wanted
+        return False
+
+
+def _same(shown: Any, wanted: Any) -> bool:
+    if wanted is None or isinstance(wanted, str):
+        return type(shown) is type(wanted) and shown == wanted
+    if isinstance(wanted, bytes):
+        return _tagged(shown, "b") == [wanted.hex()]
+    if isinstance(wanted, (int, float, complex)):
+        return _same_number(shown, wanted)
+    if isinstance(wanted, (list, tuple)):
+        items, expected = _tagged(shown, "l"), cast("Sequence[Any]", wanted)
+        return items is not None and len(items) == len(expected) and all(map(_same, items, expected))
+    if isinstance(wanted, dict):
+        return _same_mapping(_tagged(shown, "d"), cast("Mapping[Any, Any]", wanted))
+    if isinstance(wanted, (set, frozenset)):
+        items, members = _tagged(shown, "s"), cast("AbstractSet[Any]", wanted)
+        return items is not None and set(map(_hashable, items)) == set(map(_hashable_as_told, members))
+    return False
+
+
+def _tagged(shown: Any, tag: str) -> list[Any] | None:
+    """What follows `tag`; None if it does not stand first."""
+    if isinstance(shown, list) and shown and shown[0] == tag:
+        return cast("list[Any]", shown)[1:]
+    return None
+
+
+def _same_mapping(pairs: list[Any] | None, wanted: Mapping[Any, Any]) -> bool:
+    if pairs is None or len(pairs) != len(wanted):
+        return False
+    for told_key, wanted_key in ((_hashable, _hashable_as_told), (_key_text, str)):
+        found = {told_key(key): item for key, item in pairs}
+        expected = {wanted_key(key): item for key, item in wanted.items()}
+        if len(found) == len(wanted) and found.keys() == expected.keys():
+            return all(_same(found[key], expected[key]) for key in expected)
+    return False
+
+
+def _same_number(shown: Any, wanted: complex) -> bool:
+    match shown:
+        case [("2" | "4") as octets, narrow] if not isinstance(wanted, complex):
+            return _bits(_NARROW[octets], cast("float", _number(narrow))) == _bits(_NARROW[octets], wanted)
+        case _:
+            found = _number(shown)
+    if found is None:
+        return False
+    if isinstance(found, float) and isinstance(wanted, float) and math.isnan(wanted):
+        return math.isnan(found)
+    return found == wanted or (isinstance(found, Fraction) and isinstance(wanted, float) and float(found) == wanted)
+
+
+def _bits(form: str, value: float) -> bytes:
+    return b"nan" if math.isnan(value) else struct.pack(form, value + 0.0)
+
+
+def _number(shown: Any) -> _Number | None:
+    """The number that is told, True and False as 1 and 0; None if it is another value."""
+    if isinstance(shown, (bool, int, float)):
+        return shown
+    match shown:
+        case ["i", str(digits)]:
+            return int(digits, 16)
+        case ["f", ("inf" | "-inf" | "nan") as name]:
+            return float(name)
+        case ["q", str(above), str(below)]:
+            return Fraction(int(above, 16), int(below, 16))
+        case ["c", real, imaginary]:
+            return complex(cast("float", _number(real)), cast("float", _number(imaginary)))
+        case _:
+            return None
+
+
+def _key_text(shown: Any) -> str:
+    """The key's text, which is all that JSON keeps of a key."""
+    return shown if isinstance(shown, str) else str(_value(shown))
+
+
+def _value(shown: Any) -> Any:
+    """A key as a Python value."""
+    if (items := _tagged(shown, "l")) is not None:
+        return tuple(map(_value, items))
+    if (items := _tagged(shown, "s")) is not None:
+        return frozenset(map(_value, items))
+    if shown is None or isinstance(shown, str):
+        return shown
+    if (octets := _tagged(shown, "b")) is not None:
+        return bytes.fromhex(octets[0])
+    if isinstance(shown, bool):
+        return shown
+    found = _number(shown)
+    if found is None:
+        raise ValueError("it is no key")
+    return found
+
+
+def _hashable(shown: Any) -> Any:
+    """Equal for equal members of a set."""
+    if (items := _tagged(shown, "l")) is not None:
+        return ("l", *map(_hashable, items))
+    if (items := _tagged(shown, "s")) is not None:
+        return frozenset(map(_hashable, items))
+    return _value(shown)
+
+
+def _hashable_as_told(value: Any) -> Any:
+    return _hashable(_as_told(value))
+
+
+def _as_told(value: Any) -> Any:
+    """A member of a wanted set, in the form that the sandbox tells."""
+    if isinstance(value, tuple):
+        return ["l", *map(_as_told, cast("tuple[Any, ...]", value))]
+    if isinstance(value, frozenset):
+        return ["s", *map(_as_told, cast("frozenset[Any]", value))]
+    return ["b", value.hex()] if isinstance(value, bytes) else value

@@ -1,0 +1,19 @@
+"""When two expressions are equal by math-verify. Imported only where that may take its time: see `bounded_call`."""
+
+from __future__ import annotations
+
+import logging
+
+from math_verify import parse, verify
+
+__all__ = ["is_equal"]
+
+
+def is_equal(answer: str, reference: str) -> bool:
+    """Whether math-verify finds them equal; it takes as long as it takes."""
+    gold, given = (parse(f"${text.strip().strip('$')}$", parsing_timeout=None) for text in (reference, answer))  # pyright: ignore[reportArgumentType]
+    return bool(verify(gold, given, timeout_seconds=None))
+
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that the caller has to bound its time
+is_equal(r"x(x+1) + \frac{\sqrt{2}}{2}", r"x^2 + x + \frac{1}{\sqrt{2}}")  # a parser is slow at its first text

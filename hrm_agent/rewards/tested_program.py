@@ -1,0 +1,181 @@
+"""A program of a policy in the sandbox, and one test after the other.
+
+The process of a test is given that test's input when the test is due, and never what has to come of it. A test that
+feeds standard input has a process of its own. Calls are made one after the other in one process, as an importing
+program would make them, each handed over when the one before has returned; a call that ends this process is a failed
+test, and the next one finds a new process.
+
+Whatever ends a call is the program's doing, but for what the environment itself says it has lost: `infrastructure`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self
+from uuid import uuid4
+
+from hrm_agent.environment import Environment, ExecutionResult, Limits, SessionState, Submission
+from hrm_agent.errors import HrmError
+from hrm_agent.rewards.inside import source_of, statement_of
+from hrm_agent.rewards.returned import is_returned
+from hrm_agent.trajectory import ToolStatus
+
+__all__ = ["MAX_PROGRAM_BYTES", "MAX_TEST_BYTES", "CodeTest", "TestedProgram"]
+
+MAX_PROGRAM_BYTES = 2**18
+"""A longer program is wrong. With a test it has to fit into what one call of the environment takes."""
+MAX_TEST_BYTES = 5 * 2**17
+"""Of what a test hands to a program, as it is sent."""
+PACKED_CHARACTERS = 2**16
+"""A longer input is sent compressed."""
+LEAST_OUTPUT_BYTES = 2**14
+"""Kept of what a program says, however short the right answer is."""
+OUTPUT_FACTOR = 8
+"""Kept is so many times the right answer: what is longer is another one."""
+MAX_OUTPUT_BYTES = 2**25
+MAX_PROCESSES = 16
+"""For the calls of one program; those after it fail."""
+SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTest:
+    """One test of a program."""
+
+    call: str = ""
+    """An expression; empty: the program reads `stdin`."""
+    equals: Any = None
+    """What the call returns."""
+    stdin: str = ""
+    """What the program is fed."""
+    stdout: str = ""
+    """What it prints."""
+
+    @property
+    def handed(self) -> str:
+        """A Python expression of what it hands to the program."""
+        given = self.call or self.stdin
+        if len(given) <= PACKED_CHARACTERS:
+            return repr(given)
+        packed = base64.b85encode(zlib.compress(given.encode())).decode()
+        return f"__import__('zlib').decompress(__import__('base64').b85decode({packed!r})).decode()"
+
+    @property
+    def output_bytes(self) -> int:
+        """About as many as a right answer takes, or a file with the input: the environment bounds both together."""
+        said = len(pickle.dumps(self.equals if self.call else self.stdout))
+        return min(MAX_OUTPUT_BYTES, max(LEAST_OUTPUT_BYTES, OUTPUT_FACTOR * said, len(self.stdin.encode()) // 16))
+
+
+class TestedProgram:
+    """Use as an async context manager, which ends the process of the calls."""
+
+    __test__ = False  # for pytest, which takes the name for its own
+
+    def __init__(self, environment: Environment, code: str, seconds: float, output_bytes: int) -> None:
+        """`seconds`: of wall clock and of CPU time, for each program and for all calls together. `output_bytes`:
+        kept of what it says.
+        """
+        self._environment, self._code = environment, code
+        self._seconds = self._left = seconds
+        self._limits = Limits(output_bytes=output_bytes)
+        self._session = ""
+        self._processes = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end_calls()
+
+    async def failure(self, test: CodeTest) -> str:
+        """Why a test fails, in words; empty where it passes. Raises RuntimeError where the sandbox lost it."""
+        return await (self._call(test) if test.call else self._run(test))
+
+    async def _run(self, test: CodeTest) -> str:
+        code = f"{statement_of('program')}\nrun_program({self._code!r}, {test.handed})"
+        result = await self._result(Submission(code, limits=self._within(self._seconds)))
+        if result.status is not ToolStatus.OK:
+            return _ending(result)
+        if result.stdout_bytes > self._limits.output_bytes:
+            return f"it printed {result.stdout_bytes:,} bytes, and the right output has {len(test.stdout.encode()):,}"
+        wanted = _lines(test.stdout)
+        said = result.stdout
+        return "" if wanted in (_lines(said), _lines(_without(said, _decoded(result)))) else "it printed another output"
+
+    async def _call(self, test: CodeTest) -> str:
+        if self._left <= 0 or self._processes > MAX_PROCESSES:
+            return "the calls before it had used the time of all"
+        code, first = f"returned({test.handed})", not self._session
+        if first:
+            self._session, self._processes = f"reward-{uuid4().hex}", self._processes + 1
+            code = f"{statement_of('calls')}\nload({self._code!r}, {source_of('unusual')!r})\n{code}"
+        result = await self._result(Submission(code, session=self._session, limits=self._within(self._left)))
+        self._left -= max(result.duration_seconds, result.cpu_seconds)
+        if result.status is not ToolStatus.OK or not (first or result.session is SessionState.KEPT):
+            await self._end_calls()
+        match _decoded(result) if result.status is ToolStatus.OK else None:
+            case ["=", shown]:
+                return "" if is_returned(shown, test.equals) else "it returned another value"
+            case ["!", str(name)]:
+                return f"it raised {_shown(name)}"
+            case _:
+                return _ending(result)
+
+    async def _end_calls(self) -> None:
+        session, self._session = self._session, ""
+        if session:
+            with suppress(HrmError):  # out of reach: it forgets the session by itself
+                await self._environment.end_session(session)
+
+    def _within(self, seconds: float) -> Limits:
+        return replace(self._limits, wall_seconds=seconds, cpu_seconds=seconds)
+
+    async def _result(self, submission: Submission) -> ExecutionResult:
+        result = await self._environment.run(submission)
+        if result.status is ToolStatus.INFRASTRUCTURE:
+            raise RuntimeError(f"the sandbox lost the call: {_shown(result.stderr[-SHOWN_CHARACTERS:])}")
+        return result
+
+
+def _decoded(result: ExecutionResult) -> Any:
+    """The value, which may be any claim; None where it is not JSON, or too much of it."""
+    try:
+        return json.loads(result.value_json or "null")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _ending(result: ExecutionResult) -> str:
+    """The status, and the last line that the process or the kernel said of it."""
+    said = result.stderr[-2000:].rstrip().rpartition("\n")[2]
+    if result.status is ToolStatus.OK:
+        return "its process ended, or what it says of the value cannot be read"
+    return f"{result.status}: {_shown(said)}" if said and result.status is ToolStatus.ERROR else str(result.status)
+
+
+def _shown(text: str) -> str:
+    """A bounded text that can be stored and printed."""
+    return ascii(text[:SHOWN_CHARACTERS])[1:-1]
+
+
+def _without(said: str, prompts: Any) -> str:
+    """An output without the prompts of `input`. `prompts`: where they stand in it, as the program claims."""
+    octets, after, kept = said.encode(), 0, list[bytes]()
+    for pair in prompts if isinstance(prompts, list) else ():
+        match pair:
+            case [int(begin), int(end)] if after <= begin <= end:
+                kept.append(octets[after:begin])
+                after = end
+            case _:
+                break
+    return b"".join([*kept, octets[after:]]).decode("utf-8", "replace")
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
