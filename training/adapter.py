@@ -25,6 +25,7 @@ from hrm_agent.models.adapter_folder import rank_on_record, roles_on_record, wri
 from hrm_agent.models.local.load_weights import need_package, quiet_libraries
 from hrm_agent.models.local.role_adapters import WEIGHTS_FILE, AdapterRoute, route_of
 from hrm_agent.training.config_parts import AdapterPart
+from hrm_agent.training.model_mode import as_it_answers
 from hrm_agent.training.schedule import dropout_seed
 
 __all__ = ["Adapter", "ReferencePolicy", "fresh_config", "recorded_config", "refused_layers"]
@@ -141,12 +142,9 @@ class ReferencePolicy(nn.Module):
 
     def forward(self, **inputs: Any) -> Any:
         """What the model gives."""
-        model, training = self._held[0], self._held[0].training
-        try:
-            with torch.no_grad(), self._off() if self._off else nullcontext():
-                return torch.func.functional_call(model.eval(), self._kept, (), inputs)
-        finally:
-            model.train(training)
+        model = self._held[0]
+        with as_it_answers(model), torch.no_grad(), self._off() if self._off else nullcontext():
+            return torch.func.functional_call(model, self._kept, (), inputs)
 
 
 def fresh_config(options: AdapterPart) -> Any:

@@ -43,7 +43,7 @@ from hrm_agent.models.local.gathering import Gathering
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
 from hrm_agent.models.local.model_inspection import capabilities_of, kv_shape, load_weights, longest_conversation
 from hrm_agent.models.local.packed_attention import replica
-from hrm_agent.models.local.pending_request import PendingRequest, objection
+from hrm_agent.models.local.pending_request import PendingRequest, no_distribution, objection
 from hrm_agent.models.local.role_adapters import route_of
 from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
 from hrm_agent.trajectory import FinishReason, LogprobKind
@@ -233,11 +233,14 @@ class TransformersEngine:
         tokens = token_S.cpu().numpy()
         for index in held_S:
             rows.jobs[row_S[index]].held.take(int(tokens[index]))
-        rows.advance(step, tokens, logprob_S.cpu().numpy())
+        logprobs = logprob_S.cpu().numpy()
+        rows.advance(step, tokens, logprobs)
         self.sampled_tokens += len(tokens)
         for row in row_S[step.step.sampling :]:
             rows.jobs[row].fed = True
-        self._end_answers(row_S, tokens)
+        sound_S = ~np.isnan(logprobs)
+        self._fail_broken(row_S[~sound_S])
+        self._end_answers(row_S[sound_S], tokens[sound_S])
 
     def _held(self, held_S: Array, row_S: Array, device: torch.device) -> Held:
         allowed = np.stack([self._rows.jobs[row].held.allowed() for row in row_S[held_S]])
@@ -267,6 +270,12 @@ class TransformersEngine:
                 self._finish(row, FinishReason.STOP)
             else:
                 self._finish(row, FinishReason.CONTROL_TOKEN if control else FinishReason.LENGTH)
+
+    def _fail_broken(self, row_S: Array) -> None:
+        for row in row_S:
+            job: PendingRequest = self._rows.jobs[row]
+            self._release(int(row), job)
+            job.fail(no_distribution(self.name))
 
     def _watch(self, job: PendingRequest, row: int) -> bool:
         """Show a new token to whoever wants to see it; True if it completes a stop string."""
