@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
 
+from hrm_agent.models.local.long_rope import depends_on_length
 from hrm_agent.training.batch import MicroBatch, Row, micro_batches
 from hrm_agent.training.configs import SftConfig
 from hrm_agent.training.gradients import clip, kept_on_rank
@@ -49,7 +50,7 @@ def gradient_of_batch(accelerator: Accelerator, model: Any, batch: Sequence[Exam
     """Gradients of one batch, clipped. The loss is the mean over its trained tokens, in every process together."""
     trained = max(1, sum(sum(example.mask[1:]) for example in batch))
     own = batch[accelerator.process_index :: accelerator.num_processes]
-    losses = (_packed_losses if config.forward == "packed" else _padded_losses)(model, own, config, accelerator.device)
+    losses = (_flat_losses if config.forward == "packed" else _padded_losses)(model, own, config, accelerator.device)
     totals = torch.zeros(2, device=accelerator.device)
     for compute in losses:
         with kept_on_rank(model, accelerator):
@@ -68,12 +69,15 @@ _Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 def _padded_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
+    if depends_on_length(model):
+        return _flat_losses(model, examples, config, device)
     return [partial(_loss, model, share, device) for share in _micro_batches(examples, config.micro_batch_tokens)]
 
 
-def _packed_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
-    batches = micro_batches(map(_row, examples), token_budget=config.micro_batch_tokens, forward="packed")
-    return [partial(_packed_loss, model, batch.to(device)) for batch in batches]
+def _flat_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
+    """By the forward passes of a policy update."""
+    batches = micro_batches(map(_row, examples), token_budget=config.micro_batch_tokens, forward=config.forward)
+    return [partial(_flat_loss, model, batch.to(device)) for batch in batches]
 
 
 def _row(example: Example) -> Row:
@@ -86,7 +90,7 @@ def _row(example: Example) -> Row:
     return Row(tokens, trained, zeros, zeros, ones, ones, np.zeros(size, np.int64))
 
 
-def _packed_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+def _flat_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
     logits_KV, target_K = trained_logits(model, batch).float(), batch.token_ids_N[batch.loss_indices_K]
     return cross_entropy(logits_KV, target_K, reduction="sum"), (logits_KV.argmax(-1) == target_K).sum()
 
