@@ -174,11 +174,11 @@ def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
 
 
 def _routers(model: nn.Module) -> list[str]:
-    """Names of the layers that choose the experts of a token."""
+    """Names of the layers that choose the experts of a token, or weigh one."""
     found: list[str] = []
     for name, layer in model.named_modules():
         path, _, last = name.rpartition(".")
-        chooses = last == "gate" and hasattr(model.get_submodule(path), "experts")
+        chooses = last in ("gate", "shared_expert_gate") and hasattr(model.get_submodule(path), "experts")
         if chooses or "router" in path.split(".") or "router" in f"{last} {type(layer).__name__}".lower():
             found.append(name)
     return found
