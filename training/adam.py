@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class AdamW8bit(Optimizer):
     ) -> None:
         need_package("bitsandbytes", "quant", "optimizer = adamw8bit")
         quiet_libraries()
+        import_module("bitsandbytes")  # registers the operators that are called below
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()

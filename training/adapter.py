@@ -25,6 +25,7 @@ from hrm_agent.models.adapter_folder import rank_on_record, roles_on_record, wri
 from hrm_agent.models.local.load_weights import need_package, quiet_libraries
 from hrm_agent.models.local.role_adapters import WEIGHTS_FILE, AdapterRoute, route_of
 from hrm_agent.training.config_parts import AdapterPart
+from hrm_agent.training.model_mode import as_it_answers
 from hrm_agent.training.schedule import dropout_seed
 
 __all__ = ["Adapter", "ReferencePolicy", "fresh_config", "recorded_config", "refused_layers"]
@@ -38,7 +39,6 @@ _BEYOND = (
     "lora_bias",
     "modules_to_save",
     "monteclora_config",
-    "target_parameters",
     "trainable_token_indices",
     "use_bdlora",
     "use_dora",
@@ -77,11 +77,8 @@ class Adapter:
                 f"lora_roles names no role, and in {start} each of {named} has an adapter of its own.",
                 f"Set lora_roles to {named}; or train the adapter of one alone: {Path(start, roles[0])}.",
             )
-        config = fresh_config(options) if start is None else recorded_config(start, options)
-        with (
-            refused_layers(model, base, options.lora_targets if start is None else _targets(config)),
-            dropout_seed(seed),
-        ):
+        with refused_layers(model, base, options.lora_targets), dropout_seed(seed):
+            config = fresh_config(options, model) if start is None else recorded_config(start, options, model)
             wrapped = peft.get_peft_model(model, config)
         config.base_model_name_or_path = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
         put = cls(wrapped, base, began_with=start)
@@ -141,28 +138,53 @@ class ReferencePolicy(nn.Module):
 
     def forward(self, **inputs: Any) -> Any:
         """What the model gives."""
-        model, training = self._held[0], self._held[0].training
-        try:
-            with torch.no_grad(), self._off() if self._off else nullcontext():
-                return torch.func.functional_call(model.eval(), self._kept, (), inputs)
-        finally:
-            model.train(training)
+        model = self._held[0]
+        with as_it_answers(model), torch.no_grad(), self._off() if self._off else nullcontext():
+            return torch.func.functional_call(model, self._kept, (), inputs)
 
 
-def fresh_config(options: AdapterPart) -> Any:
-    """PEFT's configuration of an adapter that begins with nothing."""
+def fresh_config(options: AdapterPart, model: nn.Module) -> Any:
+    """PEFT's configuration of an adapter that begins with nothing, with what it is on by the names that `model` has.
+
+    Experts that lie in one tensor are adapted as such. The router of a mixture of experts is left alone unless it is
+    named: a shift of it sends tokens to experts that were not trained for them, and the engine's rounding is enough to
+    send a token elsewhere than in the trainer.
+    """
     import peft
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    return peft.LoraConfig(
+    every = options.lora_targets == _ALL
+    routers = _routers(model) if every else []
+    config: Any = peft.LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.alpha,  # pyright: ignore[reportArgumentType]: a float serves as well
         lora_dropout=options.lora_dropout,
-        target_modules="all-linear" if options.lora_targets == _ALL else list(options.lora_targets),
+        target_modules="all-linear" if every else list(options.lora_targets),
+        exclude_modules=[name for name in routers if isinstance(model.get_submodule(name), nn.Linear)] or None,
         task_type="CAUSAL_LM",
     )
+    convert_peft_config_for_transformers(config, model, None)  # PEFT would, and the router would be among its targets
+    if config.target_parameters:
+        config.target_parameters = sorted(
+            each
+            for each in config.target_parameters
+            if not any(f"{name}.weight".endswith(f".{each}") for name in routers)
+        )
+    return config
 
 
-def recorded_config(start: str, options: AdapterPart) -> Any:
+def _routers(model: nn.Module) -> list[str]:
+    """Names of the layers that choose the experts of a token, or weigh one."""
+    found: list[str] = []
+    for name, layer in model.named_modules():
+        path, _, last = name.rpartition(".")
+        chooses = last in ("gate", "shared_expert_gate") and hasattr(model.get_submodule(path), "experts")
+        if chooses or "router" in path.split(".") or "router" in f"{last} {type(layer).__name__}".lower():
+            found.append(name)
+    return found
+
+
+def recorded_config(start: str, options: AdapterPart, model: nn.Module) -> Any:
     """The configuration of the adapter in a folder; of `options` the dropout, which is a run's own.
 
     Raises `ConfigError` where they ask for another rank, strength or layers, and `ModelError` for another kind.
@@ -182,10 +204,11 @@ def recorded_config(start: str, options: AdapterPart) -> Any:
             f"The adapter {start!r} is of a kind that is not trained here ({what}).",
             "Merge it into its model by PEFT, and train that.",
         )
+    named = None if options.lora_targets == _ALL else _targets(fresh_config(options, model))
     asked = (
         ("lora_rank", options.lora_rank, rank),
         ("lora_alpha", options.lora_alpha, float(config.lora_alpha)),
-        ("lora_targets", None if options.lora_targets == _ALL else sorted(options.lora_targets), _targets(config)),
+        ("lora_targets", named, _targets(config)),
     )
     for key, given, known in asked:
         if given is not None and given != known:
@@ -212,8 +235,9 @@ def refused_layers(model: nn.Module, base: str, targets: Iterable[str]) -> Gener
 
 
 def _targets(config: Any) -> list[str]:
-    given: str | Iterable[str] = config.target_modules
-    return [given] if isinstance(given, str) else sorted(given)
+    given: str | Iterable[str] = config.target_modules or ()
+    modules = [given] if isinstance(given, str) else sorted(given)
+    return [*modules, *sorted(config.target_parameters or ())]
 
 
 def _linear(model: nn.Module) -> list[str]:

@@ -51,9 +51,9 @@ class AdaptersByRole(Adapter):
         roles = options.lora_roles
         began_with = _folders(start, roles) if start is not None else None
         if began_with is None:
-            configs = [fresh_config(options) for _ in ("", *roles)]
+            configs = [fresh_config(options, model) for _ in ("", *roles)]
         else:
-            configs = [recorded_config(str(each), options) for each in began_with]
+            configs = [recorded_config(str(each), options, model) for each in began_with]
         with refused_layers(model, base, options.lora_targets), dropout_seed(seed):
             route = put_adapters(model, configs, roles)
         for config in configs:

@@ -307,12 +307,12 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
                 "weights_by = collective does not go with lora_rank: an adapter goes to servers as files.",
                 "Leave weights_by out; across hosts name a folder that all see with weights_folder.",
             )
-        by_sequence = loss.objective == "gspo" or loss.correction == "sequence"
-        if self.adapter.lora_dropout and (optim.mini_batches * optim.epochs > 1 or by_sequence):
+        compared = optim.mini_batches * optim.epochs > 1 or loss.old_logprobs == "engine" or self.source
+        if self.adapter.lora_dropout and (compared or loss.objective == "gspo" or loss.correction != "none"):
             raise ConfigError(
-                "lora_dropout does not go with several optimiser steps a batch, nor with ratios of whole rollouts: the "
-                "old log-probs would come from another draw of what is dropped, and the ratio would be noise.",
-                "Leave lora_dropout out, or mini_batches and epochs at 1 with a loss by token.",
+                "lora_dropout does not go with several optimiser steps a batch, nor with ratios of whole rollouts or "
+                "to log-probs of an engine or a record: those are of another draw of dropout, and the ratio is noise.",
+                "Leave it out; or epochs and mini_batches at 1, loss by token, old_logprobs = trainer, no correction.",
             )
         return self
 

@@ -80,7 +80,10 @@ class Keeper:
         return write_whole(self.folder / "best", self._learner.version, self._learner.save)
 
     def end(self) -> Path:
-        """The folder of the trained model, written where it is not there."""
+        """The folder of the trained model, written where it is not there. Raises `RunError` where no step that had
+        something to learn from could be taken.
+        """
+        self._learner.skipped.end()
         return keep_model(self.folder, self._learner.version, self._learner.save)
 
     @property

@@ -22,6 +22,8 @@ from hrm_agent.models.restarting import RestartingEngine
 from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.gradients import SkippedSteps
+from hrm_agent.training.model_mode import as_it_answers
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
 from hrm_agent.training.schedule import dropout_seed
@@ -57,6 +59,8 @@ class Learner:
         self.model, self.optimizer = self._prepared(model)
         self.version = 0
         """Number of optimiser steps behind the weights."""
+        self.skipped = SkippedSteps()
+        """Updates that were not taken for a gradient that is not finite, since this process began."""
         self._folder = folder
         self._reference = self._policy.reference() if config.loss.kl_coef else None
 
@@ -108,10 +112,9 @@ class Learner:
     def _score(self, token_ids: Sequence[int]) -> list[float]:
         """Log-prob of each token of a text but the first, at temperature 1."""
         model = self._policy.model
-        training = model.training
         ids = torch.tensor([list(token_ids)], device=self.accelerator.device)
-        logprobs = model.eval()(ids).logits[0, :-1].float().log_softmax(-1)
-        model.train(training)
+        with as_it_answers(model):
+            logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
         return logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
 
     def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
@@ -132,6 +135,8 @@ class Learner:
                 reference=self._reference,
                 version=self.version,
             )
+        if metrics["trained_tokens"]:
+            self.skipped.count(stepped=bool(metrics["stepped"]))
         self.publish(self.version + 1)
         return {**metrics, "learning_rate": rate}
 

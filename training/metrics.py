@@ -21,10 +21,22 @@ import psutil
 
 from hrm_agent.files import json_line, replacing
 
-__all__ = ["METRICS_FILE", "MetricsLog", "Phases", "Row", "flattened", "parse_row", "read_metrics", "row_numbers"]
+__all__ = [
+    "METRICS_FILE",
+    "NOT_FINITE",
+    "MetricsLog",
+    "Phases",
+    "Row",
+    "flattened",
+    "parse_row",
+    "read_metrics",
+    "row_numbers",
+]
 
 METRICS_FILE = "metrics.jsonl"
 """In a run's folder."""
+NOT_FINITE = "the gradient is not finite"
+"""Why a step was not taken: the value of `skipped`."""
 Row = dict[str, Any]
 """Metrics of a step by name: numbers, and `skipped`, a text or None."""
 

@@ -19,26 +19,26 @@ of every update have the same names; one without a value is nan.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.fixed_inputs import FixedInputs, fix_inputs, require_sampled_logprobs, sequence_log_ratios
+from hrm_agent.training.gradients import clip, kept_on_rank, step_if_finite
 from hrm_agent.training.logprobs import sampled_and_recorded_logprobs, token_logprobs
+from hrm_agent.training.metrics import NOT_FINITE
+from hrm_agent.training.model_mode import in_update
 from hrm_agent.training.objectives import LossOptions, TrainedTokens, merge_metrics, policy_loss
 from hrm_agent.training.objectives.correction import mismatch
 from hrm_agent.training.objectives.merging import LARGEST
 from hrm_agent.training.ranks import (
     Agreed,
     agree,
-    exchange,
     idle_batch,
     max_over_ranks,
     over_ranks,
@@ -49,11 +49,10 @@ from hrm_agent.training.staleness import fresh_only, most_behind, versions_behin
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["ALL_STALE", "NOTHING_TO_TRAIN", "NOT_FINITE", "OptimOptions", "policy_update"]
+__all__ = ["ALL_STALE", "NOTHING_TO_TRAIN", "OptimOptions", "policy_update"]
 
 NOTHING_TO_TRAIN = "nothing to train"
 ALL_STALE = "all tokens are of weights that are too old"
-NOT_FINITE = "the gradient is not finite"
 _MISMATCH = ("engine_difference", "mismatch_kl", "importance_mean", "importance_square", "importance_cut")
 _MEANS = (
     "loss",
@@ -136,7 +135,7 @@ def policy_update(
         nothing |= {"optimizer_steps": 0.0, "grad_norm": math.nan, "stepped": 0.0}
         row = _finished(dict.fromkeys(_MEANS, math.nan) | nothing | staleness)
         return {**row, "skipped": ALL_STALE if staleness["stale_tokens"] else NOTHING_TO_TRAIN}
-    with _training_mode(model):
+    with in_update(model):
         rows = _optimizer_steps(update, [(p, a) for p, a in zip(padded, agreed, strict=True) if a.tokens])
     tokens = float(sum(each.tokens for each in agreed))
     rows = _finished({**_joined(rows), "trained_tokens": tokens, **staleness})
@@ -196,16 +195,13 @@ def _optimizer_step(
         log_ratios = sequence_log_ratios(lambda batch: token_logprobs(update.model, batch), fixed, update.loss)
     parts: list[dict[str, Tensor]] = []
     update.optimizer.zero_grad(set_to_none=True)
-    for index, (inputs, log_ratios_K) in enumerate(zip(fixed, log_ratios, strict=True)):
-        with exchange(update.model, update.accelerator, last=index == len(fixed) - 1):
+    for inputs, log_ratios_K in zip(fixed, log_ratios, strict=True):
+        with kept_on_rank(update.model, update.accelerator):
             loss, metrics = _loss(update, inputs, log_ratios_K, agreed, first=first, measured=epoch == 0)
             update.accelerator.backward(loss) if update.accelerator else loss.backward()
         parts.append(metrics)
-    grad_norm = _clip(update)
-    stepped = bool(torch.isfinite(grad_norm))
-    if stepped:
-        update.optimizer.step()
-    update.optimizer.zero_grad(set_to_none=True)
+    grad_norm = clip(update.model, update.accelerator, update.optim.max_grad_norm)
+    stepped = step_if_finite(update.model, [update.optimizer], grad_norm, update.accelerator)
     counts = {"trained_tokens": agreed.tokens, "micro_batches": agreed.rounds, "grad_norm": grad_norm}
     counts |= {"stepped": stepped, "optimizer_steps": stepped}
     return over_ranks(merge_metrics(parts), update.accelerator) | {name: float(n) for name, n in counts.items()}
@@ -255,20 +251,3 @@ def _finished(row: Mapping[str, float]) -> dict[str, float]:
     square = row["importance_square"]
     size = row["importance_mean"] ** 2 / square if square else math.nan
     return {name: value for name, value in row.items() if name != "importance_square"} | {"effective_sample_size": size}
-
-
-@contextmanager
-def _training_mode(model: nn.Module) -> Generator[None]:
-    before = model.training
-    model.train()
-    try:
-        yield
-    finally:
-        model.train(before)
-
-
-def _clip(update: _Update) -> Tensor:
-    if update.accelerator is None:
-        return nn.utils.clip_grad_norm_(update.model.parameters(), update.optim.max_grad_norm)
-    norm: Any = update.accelerator.clip_grad_norm_(update.model.parameters(), update.optim.max_grad_norm)
-    return norm.full_tensor() if isinstance(norm, DTensor) else torch.as_tensor(norm)

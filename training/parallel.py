@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
+from accelerate.utils import DistributedType, InitProcessGroupKwargs
 from torch import distributed
 
 from hrm_agent.errors import ConfigError, HrmError, RunError
@@ -154,11 +154,7 @@ def _join(config: GrpoConfig, count: int) -> Ranks:
     accelerator = Accelerator(
         cpu=on_cpu,
         mixed_precision="no",
-        kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=timedelta(seconds=_EXCHANGE_SECONDS)),
-            # Adapters of roles that sampled nothing of a batch are not in its graph.
-            DistributedDataParallelKwargs(find_unused_parameters=bool(config.adapter.lora_roles)),
-        ],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=_EXCHANGE_SECONDS))],
     )
     expected = DistributedType.MULTI_CPU if on_cpu else DistributedType.MULTI_GPU
     joined = distributed.get_world_size() if distributed.is_initialized() else 1

@@ -2,19 +2,19 @@
 
 Each rank has micro-batches of its own. The denominators of the loss are the trained tokens, and the rollouts, of *all*
 ranks (divided by their number, because data-parallel training averages gradients where the loss is a sum). The number
-of rounds is the largest number of micro-batches of a rank: forward and backward are collective, so a rank with fewer
-continues with batches that train nothing, lest the others wait. Gradients are exchanged in the last round only.
+of rounds is the largest number of micro-batches of a rank: of sharded weights forward and backward are collective, so a
+rank with fewer continues with batches that train nothing, lest the others wait. Gradients are exchanged after the last
+round (`hrm_agent.training.gradients`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.objectives import Counts
@@ -23,7 +23,7 @@ from hrm_agent.training.objectives.merging import LARGEST
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["Agreed", "agree", "exchange", "idle_batch", "max_over_ranks", "over_ranks", "sum_over_ranks"]
+__all__ = ["Agreed", "agree", "idle_batch", "max_over_ranks", "over_ranks", "sum_over_ranks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,6 @@ def _is_split(batches: Sequence[MicroBatch]) -> bool:
             return True
         seen |= here
     return False
-
-
-def exchange(model: nn.Module, accelerator: Accelerator | None, *, last: bool) -> AbstractContextManager[Any]:
-    """Gradients stay on their rank until the last round."""
-    return nullcontext() if accelerator is None or last else accelerator.no_sync(model)
 
 
 def sum_over_ranks(value: float, accelerator: Accelerator | None, device: torch.device) -> float:

@@ -21,32 +21,30 @@ import random
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from safetensors.torch import load_model
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from hrm_agent.errors import ConfigError, RunError, TaskError
 from hrm_agent.models.codec.tool_calls import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.training.adapter import Adapter
-from hrm_agent.training.batch import MicroBatch, Row, micro_batches
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import SftConfig
-from hrm_agent.training.logprobs import trained_logits
+from hrm_agent.training.gradients import SkippedSteps, step_if_finite
 from hrm_agent.training.metrics import MetricsLog
+from hrm_agent.training.model_mode import learning_from_texts
 from hrm_agent.training.optimizers import RunningMean, make_optimizers
 from hrm_agent.training.schedule import Schedule, dropout_seed, refuse_other_course
+from hrm_agent.training.sft_gradient import Example, gradient_of_batch
 from hrm_agent.trajectory import derive_seed
 
 __all__ = [
@@ -60,8 +58,6 @@ __all__ = [
     "wait_for_all",
 ]
 
-IGNORED = -100
-"""Target of a token that is not trained."""
 _OPTIMIZERS = "optimizers.pt"
 _STATE = "state.json"
 
@@ -76,16 +72,6 @@ class Conversation:
     """The turns in order, AI messages and others."""
     tools: tuple[dict[str, Any], ...] = ()
     """In OpenAI's form."""
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """Aligned tokens of one sequence."""
-
-    token_ids: tuple[int, ...]
-    """The prompt and the turns after it, in the model's vocabulary."""
-    mask: tuple[bool, ...]
-    """True where the policy is to write the token."""
 
 
 def wait_for_all() -> None:
@@ -108,7 +94,8 @@ def train_sft(
 
     With `checkpoints` the run goes on from the newest whole one, and keeps its own. The rows are those of the steps
     that are taken now. Raises `RunError` where the checkpoints are of other conversations, or the steps that were taken
-    are not the first of those that are asked for now. `adapter` is what is trained in the model, if not all of it.
+    are not the first of those that are asked for now, and where no step could be taken. A step whose gradient is not
+    finite is left out, and its row says so: `stepped` is 0. `adapter` is what is trained in the model, if not all.
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     if config.batch_size < accelerator.num_processes:
@@ -162,7 +149,8 @@ class _Course:
         self._mean = RunningMean(model, config.average) if config.average else None
         self._schedule = Schedule(config.steps, config.warmup_steps, config.cooldown, config.fall)
         self._examples = examples
-        self._wrapped.train()
+        self._skipped = SkippedSteps()
+        learning_from_texts(self._wrapped)
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -183,17 +171,18 @@ class _Course:
         for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate * share
         with dropout_seed(derive_seed(config.seed, "dropout", step, self._accelerator.process_index)):
-            row = _train_step(self._accelerator, self._wrapped, batch, config)
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        if self._mean is not None:
+            row = gradient_of_batch(self._accelerator, self._wrapped, batch, config)
+        norm = torch.tensor(row["grad_norm"])
+        stepped = step_if_finite(self._model, self._optimizers, norm, self._accelerator)
+        self._skipped.count(stepped=stepped)
+        if stepped and self._mean is not None:
             self._mean.update()
-        rate = self._rates[-1] * share
-        return {"step": step, **row, "learning_rate": rate, "seconds": time.perf_counter() - began}
+        row |= {"stepped": float(stepped), "learning_rate": self._rates[-1] * share}
+        return {"step": step, **row, "seconds": time.perf_counter() - began}
 
     def end(self) -> None:
-        """Leave the model as the run comes to it."""
+        """Leave the model as the run comes to it. Raises `RunError` where no step could be taken."""
+        self._skipped.end()
         if self._mean is not None:
             self._mean.take_place()
         self._model.eval()
@@ -319,78 +308,3 @@ def _batches(examples: Sequence[Example], config: SftConfig) -> Iterator[list[Ex
             order += rng.sample(range(len(examples)), len(examples))
         yield [examples[i] for i in order[: config.batch_size]]
         order = order[config.batch_size :]
-
-
-def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[Example]]:
-    """The examples, sorted by length and cut so that a padded micro-batch stays within `most_tokens`."""
-    batches: list[list[Example]] = [[]]
-    for example in sorted(examples, key=lambda example: len(example.token_ids)):
-        if batches[-1] and (len(batches[-1]) + 1) * len(example.token_ids) > most_tokens:
-            batches.append([])
-        batches[-1].append(example)
-    return batches
-
-
-def _train_step(accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig) -> Metrics:
-    """Gradients of one batch, clipped. The loss is the mean over its trained tokens, in every process together."""
-    trained = max(1, sum(sum(example.mask[1:]) for example in batch))
-    own = batch[accelerator.process_index :: accelerator.num_processes]
-    losses = (_packed_losses if config.forward == "packed" else _padded_losses)(model, own, config, accelerator.device)
-    totals = torch.zeros(2, device=accelerator.device)
-    for i, compute in enumerate(losses):
-        last = i == len(losses) - 1
-        with nullcontext() if last else accelerator.no_sync(model):
-            loss, hits = compute()
-            accelerator.backward(loss * (accelerator.num_processes / trained))
-        totals += torch.stack([loss.detach(), hits])
-    norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    summed = cast("torch.Tensor", accelerator.reduce(totals, reduction="sum"))
-    mean_loss, accuracy = (summed / trained).tolist()
-    tokens = sum(len(example.token_ids) for example in batch)
-    return {"loss": mean_loss, "accuracy": accuracy, "tokens": tokens, "grad_norm": float(norm or 0.0)}
-
-
-_Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
-"""Of one micro-batch: the summed cross entropy of the trained tokens, and how many of them are the most probable."""
-
-
-def _padded_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
-    return [partial(_loss, model, share, device) for share in _micro_batches(examples, config.micro_batch_tokens)]
-
-
-def _packed_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
-    batches = micro_batches(map(_row, examples), token_budget=config.micro_batch_tokens, forward="packed")
-    return [partial(_packed_loss, model, batch.to(device)) for batch in batches]
-
-
-def _row(example: Example) -> Row:
-    """As a row of a policy update, of which only the tokens and what is trained matter here."""
-    size = len(example.token_ids)
-    trained = np.array(example.mask, np.bool_)
-    trained[0] = False  # nothing predicts the first token
-    zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
-    tokens = np.array(example.token_ids, np.int64)
-    return Row(tokens, trained, zeros, zeros, ones, ones, np.zeros(size, np.int64))
-
-
-def _packed_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    logits_KV, target_K = trained_logits(model, batch).float(), batch.token_ids_N[batch.loss_indices_K]
-    return cross_entropy(logits_KV, target_K, reduction="sum"), (logits_KV.argmax(-1) == target_K).sum()
-
-
-def _loss(model: Any, examples: Sequence[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed cross entropy of the trained tokens, and how many of them are the most probable ones.
-
-    Padding stands at the end, where no trained token can see it, so that no attention mask is needed.
-    """
-    length = max(len(example.token_ids) for example in examples)
-    ids_BT = torch.zeros(len(examples), length, dtype=torch.long)
-    target_BT = torch.full((len(examples), length), IGNORED)
-    for row, example in enumerate(examples):
-        ids = torch.tensor(example.token_ids)
-        ids_BT[row, : len(ids)] = ids
-        target_BT[row, : len(ids)] = torch.where(torch.tensor(example.mask), ids, IGNORED)
-    logits_NV = model(input_ids=ids_BT.to(device), use_cache=False).logits[:, :-1].flatten(0, 1)
-    target_N = target_BT[:, 1:].flatten().to(device)
-    loss = cross_entropy(logits_NV.float(), target_N, ignore_index=IGNORED, reduction="sum")
-    return loss, (logits_NV.argmax(-1) == target_N).sum()

@@ -20,6 +20,7 @@ from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.adapter import Adapter
 from hrm_agent.training.adapters_by_role import AdaptersByRole
 from hrm_agent.training.config_parts import AdapterPart
+from hrm_agent.training.gradients import weights_not_finite
 from hrm_agent.training.sft import save_policy
 
 __all__ = ["TrainedPolicy", "copy_of_trained"]
@@ -49,13 +50,14 @@ class TrainedPolicy:
         # Not packed for answers: packing would round the scales anew whenever engine and trainer take turns.
         options = replace(whole.options, adapter=None, dtype=dtype, device=str(device), kernel="plain")
         model, tokenizer = load_for_answers(folder, options)
+        _refuse_not_finite(model, name)
         if not wanted:
             return cls(name, model, tokenizer, None, options)
         base = _named(whole, replace(options, device="auto", kernel=whole.options.kernel))
         start = whole.options.adapter
         kind = AdaptersByRole if adapter.lora_roles else Adapter
         put = kind.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
-        return cls(name, model, tokenizer, put, options)
+        return cls(name, model.eval(), tokenizer, put, options)  # the adapter's new layers, too
 
     def save(self, folder: Path, card: str) -> None:
         """What is trained, and a card; of a whole model also its tokenizer and chat template."""
@@ -89,6 +91,21 @@ class TrainedPolicy:
                 "Leave gradient_checkpointing out.",
             )
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def _refuse_not_finite(model: Any, name: str) -> None:
+    """Raise `ModelError` where every answer would be made of numbers that are not finite, and every gradient, too.
+
+    A row of an embedding concerns the texts that have its token, and steps over those are skipped.
+    """
+    rows = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer}
+    broken = [each for each in weights_not_finite(model) if id(model.get_parameter(each)) not in rows]
+    if broken:
+        raise ModelError(
+            f"{name!r} cannot be trained: {len(broken)} of its tensors hold numbers that are not finite, {broken[0]!r} "
+            "for example.",
+            "Take weights from before they broke: an earlier checkpoint, or the files of the model as it was released.",
+        )
 
 
 def copy_of_trained(model: Any) -> Any:

@@ -16,8 +16,8 @@ from hrm_agent.training.advantages import by_group, credit_by_name, credited
 from hrm_agent.training.batch import NoGradient, no_gradient
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.eligibility import fault_of
-from hrm_agent.training.metrics import Row
-from hrm_agent.training.optimizer_step import ALL_STALE, NOT_FINITE, NOTHING_TO_TRAIN
+from hrm_agent.training.metrics import NOT_FINITE, Row
+from hrm_agent.training.optimizer_step import ALL_STALE, NOTHING_TO_TRAIN
 from hrm_agent.training.roc import RocOptions, select
 from hrm_agent.training.rollout import Attempts
 from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -70,6 +72,27 @@ def test_in_8_bits_a_model_learns_as_well_on_a_quarter_of_the_state() -> None:
         return sum(each.numel() * each.element_size() for each in kept)
 
     assert size(small) < 0.27 * size(plain)
+
+
+@pytest.mark.whole
+@pytest.mark.slow  # importing the library takes 8 seconds
+def test_in_8_bits_works_in_a_process_that_has_imported_nothing_else() -> None:
+    """The operators of bitsandbytes are there once it is imported, which PEFT does, too."""
+    program = """
+import sys, torch
+from hrm_agent.testing import tiny_network
+from hrm_agent.training.adam import make_adamw
+from hrm_agent.training.config_parts import OptimPart
+network = tiny_network(3, hidden_size=64, intermediate_size=128, num_hidden_layers=1)
+optimizer = make_adamw(network, OptimPart(optimizer="adamw8bit"))
+assert "peft" not in sys.modules
+ids = torch.arange(48)[None]
+for _ in range(2):
+    network(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_tensors_too_small_to_quantize_take_adamws_steps() -> None:

@@ -12,8 +12,8 @@ from hrm_agent.training.batch import micro_batches
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import policy_update
 from tests.support.postgres import free_port
-from tests.support.training.builders import tiny_model
-from tests.support.training.ddp_worker import SEVERAL_STEPS
+from tests.support.training.builders import model_with_unused_parts, tiny_model
+from tests.support.training.ddp_worker import SEVERAL_STEPS, unused_parts, update_unused_parts
 from tests.training.test_loss import random_rows
 from tests.training.test_optimizer_step import numbered
 
@@ -73,6 +73,22 @@ def test_two_ranks_with_unequal_shares_equal_one_process(tmp_path):
     for name in expected.keys() - {"micro_batches", "skipped"}:
         assert result["several"][name] == pytest.approx(expected[name], abs=1e-4, nan_ok=True), name
     assert_equal(result["weights"], model.state_dict())
+
+
+def test_parts_that_a_rank_or_all_ranks_do_not_use_are_those_of_one_process(tmp_path):
+    run_ranks(2, str(tmp_path / "result"), "unused")
+    expected = update_unused_parts([row for part in unused_parts() for row in part], None)
+    start = model_with_unused_parts().state_dict()
+    assert torch.equal(expected["weights"]["tower.weight"], start["tower.weight"]), "not even its weight decays"
+    for rank in range(2):
+        result = torch.load(tmp_path / f"result.{rank}")
+        assert_equal(result["weights"], expected["weights"])
+        assert result["with_state"] == expected["with_state"]
+        for ours, theirs in zip(result["metrics"], expected["metrics"], strict=True):
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+    rare = "model.layers.0.mlp.expert.weight"
+    assert (expected["weights"][rare] - start[rare]).abs().max() > 5e-3
+    assert "tower.weight" not in expected["with_state"]
 
 
 def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:

@@ -11,7 +11,8 @@ quantised one), the model computes logits, one row for each entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -19,10 +20,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hrm_agent.models.local.long_rope import LongRope
 from hrm_agent.models.local.role_adapters import route_of
 from hrm_agent.training.batch import ForwardName, MicroBatch
 from hrm_agent.training.logprobs import log_softmax
-from hrm_agent.training.logprobs.forward import Forward
+from hrm_agent.training.logprobs.by_length import by_length, require_fixed_factors
+from hrm_agent.training.logprobs.forward import Forward, ModelInputs
 from hrm_agent.training.logprobs.log_softmax import chosen_logprobs
 from hrm_agent.training.logprobs.output_layer import in_place_of_logits, only_positions, output_layer
 from hrm_agent.training.logprobs.packed import packed
@@ -105,23 +108,44 @@ def from_hidden(
     """What `compute` makes of the hidden states that predict a trained token, the output layer, and for each entry the
     place of its state among them. None if the model's logits are something else than the output of `layer`.
     """
-    before_P, places_K = batch.parents_N[batch.loss_indices_K].unique(return_inverse=True)
+    with _forwarded(model, batch) as (placed, inputs):
+        before_P, places_K = placed.parents_N[placed.loss_indices_K].unique(return_inverse=True)
 
-    def computed(hidden_PD: Tensor, layer: nn.Module) -> Result:
-        assert isinstance(layer, nn.Linear)
-        return compute(hidden_PD, layer, places_K)
+        def computed(hidden_PD: Tensor, layer: nn.Module) -> Result:
+            assert isinstance(layer, nn.Linear)
+            return compute(hidden_PD, layer, places_K)
 
-    with FORWARDS[batch.forward](model, batch) as inputs:
         places = inputs.rows_N[before_P], inputs.columns_N[before_P]
         with in_place_of_logits(layer, *places, computed) as found:
             logits = model(**inputs.arguments).logits
     return found.result if found.is_last(logits) else None
 
 
+@contextmanager
+def _forwarded(model: nn.Module, batch: MicroBatch) -> Generator[tuple[MicroBatch, ModelInputs]]:
+    """The batch as it goes through the model, its entries in their order, and the model's arguments.
+
+    Raises `ModelError` for a model that cannot be forwarded as the batch is to be.
+    """
+    policy = getattr(model, "policy", model)
+    require_fixed_factors(policy, batch)
+    rope = LongRope.of(policy)
+    if rope is None:
+        with FORWARDS[batch.forward](model, batch) as inputs:
+            yield batch, inputs
+        return
+    batch, long_N = by_length(batch, rope.switch)
+    with FORWARDS[batch.forward](model, batch) as inputs:
+        long_BT = torch.zeros_like(inputs.arguments["input_ids"], dtype=torch.bool)
+        long_BT[inputs.rows_N, inputs.columns_N] = long_N
+        with rope.sides(long_BT):
+            yield batch, inputs
+
+
 def trained_logits(model: nn.Module, batch: MicroBatch) -> Float[Tensor, "K V"]:
     """The logits that predict the trained tokens of `batch`, in the order of its entries, at temperature 1."""
-    before_K = batch.parents_N[batch.loss_indices_K]
-    with FORWARDS[batch.forward](model, batch) as inputs:
+    with _forwarded(model, batch) as (placed, inputs):
+        before_K = placed.parents_N[placed.loss_indices_K]
         places = inputs.rows_N[before_K], inputs.columns_N[before_K]
         with only_positions(output_layer(model), *places):
             return model(**inputs.arguments).logits

@@ -274,6 +274,7 @@ def _sft(words: list[str]) -> int:
 def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS, select
+    from hrm_agent.training.metrics import NOT_FINITE, read_metrics
     from hrm_agent.training.processes import is_first_process
     from hrm_agent.training.trackers.open import require_trackers, tracking
 
@@ -295,7 +296,13 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
             else:
                 output.say(_nothing_left(folder, config.steps))
     model = folder / "model"
-    output.result({"folder": str(folder), "model": str(model), **({"taken": chosen.data()} if chosen else {})})
+    skipped = sum(row.get("stepped") == 0 for row in read_metrics(folder / "metrics.jsonl"))
+    found = {"folder": str(folder), "model": str(model), "skipped_steps": skipped}
+    output.result(found | ({"taken": chosen.data()} if chosen else {}))
+    if skipped:
+        remark(
+            f"{skipped} of {config.steps} steps were skipped: {NOT_FINITE}. Look at the data, or lower learning_rate."
+        )
     output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
     rank = f" --lora-rank {config.adapter.lora_rank}" if config.adapter.lora_rank else ""
     more = f", hrm-agent train rl --policy {model}{rank}"
@@ -317,6 +324,7 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     from hrm_agent.cli.training.from_records import CONVERSATIONS
     from hrm_agent.models.codec.chat_template import ChatTemplateCodec
     from hrm_agent.training.checkpoints import Checkpoints, keep_model
+    from hrm_agent.training.metrics import NOT_FINITE
     from hrm_agent.training.sft import read_chats, train_sft, wait_for_all
     from hrm_agent.training.trained_policy import TrainedPolicy
 
@@ -337,7 +345,11 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
             metrics_path=folder / "metrics.jsonl",
             checkpoints=Checkpoints(folder, keep=config.checkpoints, every=config.checkpoint_every),
             adapter=policy.adapter,
-            progress=lambda row: advance(f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}", int(row["step"])),
+            progress=lambda row: advance(
+                f"loss {row['loss']:.3f}, accuracy {row['accuracy']:.3f}"
+                + ("" if row["stepped"] else f", skipped: {NOT_FINITE}"),
+                int(row["step"]),
+            ),
         )
     card = f"# {folder.name}\n\n{config.policy}, fine-tuned by {config.steps} steps on {data.name} "
     card += "(`hrm-agent train sft`).\n"

@@ -40,6 +40,7 @@ class StepInput:
         last_S: Array,
         row_S: Array,
         adapters_T: Array,
+        long_T: Array,
     ) -> None:
         device = step.pool.shape.device
         self.ids_1T = tensor_on(device, ids_T).unsqueeze(0)
@@ -52,6 +53,8 @@ class StepInput:
         self.row_S = row_S
         self.adapters_T = adapters_T
         """Number of the adapter that each token goes through."""
+        self.long_T = long_T
+        """Whether each token's text is beyond the length at which the model takes other rotary factors."""
 
 
 class Rows:
@@ -59,11 +62,13 @@ class Rows:
 
     `known` and `cached` count a row's tokens; `start` is where its answer begins and `limit` where it has to end;
     `seed`, `temperature` and `top_p` say how it is sampled, `held` whether under a schema, and `jobs` for whom. Its
-    cache is of one `adapter`, and never seen by a prompt for another one.
+    cache is of one `adapter`, and never seen by a prompt for another one; nor is one that is `long` seen by a prompt
+    that is not, where the model takes other rotary factors for texts of more than `switch` tokens.
     """
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, switch: int | None = None) -> None:
         self.pool = pool
+        self._switch = switch
         self.clock = 0
         self._state: dict[str, Array] = {}
         self._new_state(pool.rows, pool.length)
@@ -84,6 +89,7 @@ class Rows:
             "top_p": np.ones(rows, np.float64),
             "held": np.zeros(rows, bool),
             "adapter": np.zeros(rows, np.int64),
+            "long": np.zeros(rows, bool),
             "jobs": np.full(rows, None, object),
         }
         for name, array in old.items():
@@ -95,19 +101,25 @@ class Rows:
         self.start, self.limit, self.seed = self._state["start"], self._state["limit"], self._state["seed"]
         self.temperature, self.top_p = self._state["temperature"], self._state["top_p"]
         self.held, self.jobs = self._state["held"], cast("Any", self._state["jobs"])
-        self.adapter = self._state["adapter"]
+        self.adapter, self.long = self._state["adapter"], self._state["long"]
 
     @property
     def active(self) -> int:
         return int((self.kind != IDLE).sum())
 
     def prefixes(self, prompt: Array, adapter: int = 0) -> Array:
-        """Length of the common prefix of the prompt with each row's known tokens; 0 for rows of another adapter."""
+        """Length of the common prefix of the prompt with each row's known tokens; 0 for rows of another adapter, and
+        for those that have other rotary factors.
+        """
         width = min(len(prompt), self.pool.length)
         differs = self.tokens[:, :width] != prompt[:width]
         first = differs.argmax(axis=1)
         first[~differs[np.arange(len(first)), first]] = width
-        return np.where(self.adapter == adapter, np.minimum(first, self.known), 0)
+        alike = (self.adapter == adapter) & (self.long == self._is_long(len(prompt)))
+        return np.where(alike, np.minimum(first, self.known), 0)
+
+    def _is_long(self, tokens: Any) -> Any:
+        return tokens > self._switch if self._switch is not None else False
 
     def place(self, prompt: Array, prefix_R: Array) -> int:
         """Put a prompt into a row, with the longest cached prefix; -1 if every row is busy."""
@@ -122,6 +134,7 @@ class Rows:
             self.pool.copy(donor, target, length)
         self.tokens[target, : len(prompt)] = prompt
         self.known[target], self.cached[target] = len(prompt), length
+        self.long[target] = self._is_long(len(prompt))
         self.kind[target] = SAMPLING if len(prompt) - length == 1 else FEEDING
         self.touch(target)
         return target
@@ -187,7 +200,7 @@ class Rows:
         )
         ids_T = self.tokens[rows_T, positions_T]
         last_S, row_S = (ends_R - 1)[done_R], np.flatnonzero(done_R)
-        return StepInput(ids_T, positions_T, step, fed_R, last_S, row_S, self.adapter[rows_T])
+        return StepInput(ids_T, positions_T, step, fed_R, last_S, row_S, self.adapter[rows_T], self.long[rows_T])
 
     def advance(self, done: StepInput, token_S: Array, logprob_S: Array) -> None:
         """Enter what a step fed and sampled."""
@@ -198,6 +211,13 @@ class Rows:
         self.logprobs[rows, at] = logprob_S
         self.known[rows] = at + 1
         self.kind[rows] = SAMPLING
+        if self._switch is not None:
+            self._begin_again(rows[self.known[rows] > self._switch])
+
+    def _begin_again(self, rows: Array) -> None:
+        """Feed texts that have grown beyond the switch once more, from their beginning, with the other factors."""
+        grown = rows[~self.long[rows]]
+        self.long[grown], self.cached[grown], self.kind[grown] = True, 0, FEEDING
 
     def _portions(self, lacking_F: Array, first: int) -> Array:
         """How many tokens each of the first feeding rows gets, so that a step stays small and its mask too."""

@@ -16,8 +16,7 @@ Weights: the engine shares them with the model that it is given. A trainer chang
 request is under way and then calls `publish`, or hands a state dict to `publish`, which waits until no request is.
 
 Limits: models of the usual decoder kind, whose attention can be replaced (`packed_attention.replica` says so
-otherwise). A model with sliding-window layers is used up to the length of its window. Memory reserved for a long
-conversation is kept.
+otherwise), used up to the length of a sliding window. Memory reserved for a long conversation is kept.
 """
 
 from __future__ import annotations
@@ -42,9 +41,10 @@ from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
 from hrm_agent.models.local.constrained_decoding import COMPILE_SECONDS, Schemas
 from hrm_agent.models.local.gathering import Gathering
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
+from hrm_agent.models.local.long_rope import LongRope
 from hrm_agent.models.local.model_inspection import capabilities_of, kv_shape, load_weights, longest_conversation
 from hrm_agent.models.local.packed_attention import replica
-from hrm_agent.models.local.pending_request import PendingRequest, objection
+from hrm_agent.models.local.pending_request import PendingRequest, no_distribution, objection
 from hrm_agent.models.local.role_adapters import route_of
 from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
 from hrm_agent.trajectory import FinishReason, LogprobKind
@@ -91,10 +91,12 @@ class TransformersEngine:
         self.sampled_tokens = 0
         self._model = replica(model)
         self._route = route_of(self._model)
+        self._rope = LongRope.installed_in(self._model)
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         shape = kv_shape(model)
         self.schemas = Schemas(self.codec, self._vocab_size)
-        self._rows = Rows(KVPool(shape, max_rows=max_slots, max_length=self.max_length, max_bytes=kv_bytes))
+        pool = KVPool(shape, max_rows=max_slots, max_length=self.max_length, max_bytes=kv_bytes)
+        self._rows = Rows(pool, self._rope and self._rope.switch)
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=shape.dtype, device=shape.device)
         self._is_control = np.zeros(max(self._vocab_size, *self.codec.control_token_ids) + 1, bool)
         self._is_control[list(self.codec.control_token_ids)] = True
@@ -235,14 +237,17 @@ class TransformersEngine:
             tensor_on(device, rows.top_p[row_S]),
             self._held(held_S, row_S, device) if len(held_S) else None,
         )
-        tokens = token_S.cpu().numpy()
+        tokens, logprobs = token_S.cpu().numpy(), logprob_S.cpu().numpy()
         for index in held_S:
             rows.jobs[row_S[index]].held.take(int(tokens[index]))
-        rows.advance(step, tokens, logprob_S.cpu().numpy())
+        rows.advance(step, tokens, logprobs)
         self.sampled_tokens += len(tokens)
         for row in row_S[step.step.sampling :]:
             rows.jobs[row].fed = True
-        self._end_answers(row_S, tokens)
+        sound_S = ~np.isnan(logprobs)
+        for row in row_S[~sound_S]:
+            self._fail(int(row), no_distribution(self.name))
+        self._end_answers(row_S[sound_S], tokens[sound_S])
 
     def _held(self, held_S: Array, row_S: Array, device: torch.device) -> Held:
         allowed = np.stack([self._rows.jobs[row].held.allowed() for row in row_S[held_S]])
@@ -252,6 +257,8 @@ class TransformersEngine:
         keep = step.last_S if len(step.row_S) else torch.zeros(1, dtype=torch.int64, device=self._no_mask.device)
         if self._route is not None:
             self._route.by_token(step.adapters_T, keep.device)
+        if self._rope is not None:
+            self._rope.by_token(step.long_T, keep.device)
         output = self._model(
             input_ids=step.ids_1T,
             position_ids=step.positions_1T,
@@ -273,6 +280,11 @@ class TransformersEngine:
             else:
                 self._finish(row, FinishReason.CONTROL_TOKEN if control else FinishReason.LENGTH)
 
+    def _fail(self, row: int, error: Exception) -> None:
+        job: PendingRequest = self._rows.jobs[row]
+        self._release(row, job)
+        job.fail(error)
+
     def _watch(self, job: PendingRequest, row: int) -> bool:
         """Show a new token to whoever wants to see it; True if it completes a stop string."""
         rows = self._rows
@@ -280,8 +292,7 @@ class TransformersEngine:
         try:
             return job.see(answer, self.codec.decode)
         except Exception as error:  # the caller's own callback
-            self._release(row, job)
-            job.fail(error)
+            self._fail(row, error)
             return False
 
     def _finish(self, row: int, reason: FinishReason) -> None:

@@ -8,6 +8,7 @@ round it away in 4 bits.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,8 +136,11 @@ def _adapted_by_role(model: Any, adapter: str, roles: Sequence[str]) -> Any:
 
 
 def quiet_libraries() -> None:
-    """bitsandbytes, which PEFT imports too, tells of a kernel that it could download, and of casts in every step."""
+    """bitsandbytes, which PEFT imports too, tells of a kernel that it could download, and of casts in every step; PEFT
+    says that ranks of experts are ignored, which are not.
+    """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", r"The following \w+_pattern keys did not match", RuntimeWarning)
 
 
 def need_package(package: str, extra: str, why: str) -> None:

@@ -13,7 +13,7 @@ from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.constrained_decoding import ConstrainedAnswer
 from hrm_agent.models.local.stop_strings import StopStrings
 
-__all__ = ["PendingRequest", "objection"]
+__all__ = ["PendingRequest", "no_distribution", "objection"]
 
 
 class PendingRequest:
@@ -78,3 +78,11 @@ def objection(prompt: Sequence[int], max_length: int, vocab_size: int, model: st
             "Use the tokenizer that belongs to the model.",
         )
     return None
+
+
+def no_distribution(model: str) -> ModelError:
+    """The error for a token whose log-prob is not a number."""
+    return ModelError(
+        f"The logits of {model!r} are not finite: there is nothing to sample from.",
+        "Its weights are broken, or too large for their type: take an earlier checkpoint, or ?dtype=float32.",
+    )

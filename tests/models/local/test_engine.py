@@ -21,7 +21,7 @@ from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local import cache_rows as rows
 from hrm_agent.models.local.engine import TransformersEngine
-from hrm_agent.testing import block_until
+from hrm_agent.testing import block_until, tiny_network
 from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
 
@@ -163,6 +163,19 @@ def test_tokens_of_a_seed_do_not_depend_on_the_company(engine: TransformersEngin
     among = [ask(engine, prompt_of(12 + seed, 1), seed, max_tokens=20) for seed in range(6)]
     assert [future.result(60).token_ids for future in among] == alone
     assert all(len(future.result(60).token_ids) == 5 + i % 30 for i, future in enumerate(company))
+
+
+def test_a_text_that_makes_the_logits_not_finite_fails_and_others_go_on() -> None:
+    model: Any = tiny_network(1, vocab_size=340, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = float("inf")
+    with TransformersEngine(model, OpenEnded(), name="broken") as engine:
+        prompts = [[7, *prompt_of(5)], [each for each in prompt_of(9) if each != 7]]
+        broken, sound = [ask(engine, prompt, seed, max_tokens=4) for seed, prompt in enumerate(prompts)]
+        with pytest.raises(ModelError, match="logits of 'broken' are not finite"):
+            broken.result(60)
+        if 7 not in sound.result(60).token_ids[:-1]:
+            check(model, prompts[1], sound.result(60))
 
 
 def test_temperature_zero_takes_the_most_probable_token(engine: TransformersEngine, model: Any) -> None:

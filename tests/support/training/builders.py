@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from hrm_agent.testing import tiny_network
@@ -94,6 +95,36 @@ def sampled_call(name: str, tokens: Sequence[int], inserted: int, parent: str | 
     mask = tuple(i >= inserted for i in range(len(tokens)))
     logprobs = tuple(-4.2 + 0.3 * ((7 * i + len(name)) % 5 - 2) if sampled else 0.0 for i, sampled in enumerate(mask))
     return call(name, parent=parent, token_ids=tuple(tokens), mask=mask, logprobs=logprobs)
+
+
+class RareExpert(nn.Module):
+    """An MLP, and beside it an expert that is routed to by one token alone."""
+
+    TOKEN = 63
+
+    def __init__(self, mlp: nn.Module, width: int) -> None:
+        super().__init__()
+        self.mlp, self.expert = mlp, nn.Linear(width, width)
+        self.rare = torch.zeros(0, dtype=torch.bool)
+
+    def look(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A hook before the model's forward."""
+        self.rare = (named.get("input_ids", *given[:1]) == self.TOKEN)[..., None]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        found = self.mlp(hidden)
+        return found + self.rare * self.expert(hidden) if self.rare.any() else found
+
+
+def model_with_unused_parts() -> Any:
+    """A tower that no text goes through, and an expert of a single token."""
+    model: Any = tiny_model()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model.tower = nn.Linear(4, 4)
+        model.model.layers[0].mlp = rare = RareExpert(model.model.layers[0].mlp, 32)
+    model.register_forward_pre_hook(rare.look, with_kwargs=True)
+    return model
 
 
 def tiny_model(seed: int = 0) -> PreTrainedModel:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
-from hrm_agent.training.batch import micro_batches
+from hrm_agent.training.batch import Row, micro_batches
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
-from tests.support.training.builders import tiny_model
+from tests.support.training.builders import RareExpert, model_with_unused_parts, tiny_model
 from tests.training.test_loss import random_rows
 from tests.training.test_optimizer_step import numbered
 
@@ -23,9 +26,35 @@ SEVERAL_STEPS: dict[str, Any] = {
 }
 
 
-def main(output: str) -> None:
+def unused_parts() -> tuple[list[Row], list[Row]]:
+    """Rows of each rank: the expert's token is on rank 0 alone, and not in the last of its micro-batches."""
+    rows = numbered(random_rows(5, 6), each=1)
+    rows = [replace(row, token_ids=np.minimum(row.token_ids, RareExpert.TOKEN - 1)) for row in rows]
+    rows[0].token_ids[:2] = RareExpert.TOKEN
+    return rows[:3], rows[3:]
+
+
+def update_unused_parts(rows: Sequence[Row], accelerator: Accelerator | None) -> dict[str, Any]:
+    """Two steps of AdamW; the weights, and what rank 0 keeps of the gradients."""
+    model = model_with_unused_parts()
+    wrapped, optimizer = model, torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    if accelerator is not None:
+        wrapped, optimizer = accelerator.prepare(model, optimizer)
+    batches, loss = micro_batches(rows, token_budget=1), LossOptions(old_logprobs="engine")
+    rows_of_metrics = [policy_update(wrapped, optimizer, batches, accelerator=accelerator, loss=loss) for _ in range(2)]
+    named = dict(model.named_parameters())
+    kept = {name for name, weight in named.items() if weight in optimizer.state}
+    return {"metrics": rows_of_metrics, "weights": model.state_dict(), "with_state": kept}
+
+
+def main(output: str, part: str = "updates") -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == 2, "these are unsynchronised copies"
+    if part == "unused":
+        found = update_unused_parts(unused_parts()[accelerator.process_index], accelerator)
+        torch.save(found, f"{output}.{accelerator.process_index}")
+        accelerator.wait_for_everyone()
+        os._exit(0)
     model = tiny_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     rows = random_rows(0)
@@ -50,4 +79,4 @@ def main(output: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
