@@ -18,10 +18,12 @@ from hrm_agent.runtime.newest_state import newest_state
 from hrm_agent.store import RunStore
 from hrm_agent.training.eligibility import fault_of
 from hrm_agent.training.rollout import Attempts
-from hrm_agent.trajectory import DropReason, Trajectory
+from hrm_agent.trajectory import DropReason, RunStatus, Scoring, Trajectory
 
-__all__ = ["Score", "rollouts_of", "scored", "scoring_by"]
+__all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
 
+REWARD_FAULT = "the rubric failed: "
+"""What the error of a rollout without a reward begins with."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
 """Rollouts with their attempts -> the same, with the rewards of the last attempts."""
 
@@ -66,7 +68,10 @@ async def _unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
 
 
 async def scored(scorer: Scorer, store: RunStore, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The trajectories, in their order, with the rewards of those that can be judged; what has rewards keeps them."""
+    """The trajectories, in their order, with the rewards of those that can be judged; what has rewards keeps them.
+
+    One whose scoring has a fault has that as its `error`, which is on record with the scoring alone.
+    """
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         if _is_due(trajectory):
@@ -74,19 +79,29 @@ async def scored(scorer: Scorer, store: RunStore, trajectories: Sequence[Traject
     on_record = store.scorings.by_rubric(scorer.rubric.name) if groups else {}
     due = [group for group in groups.values() if any(trajectory.id not in on_record for trajectory in group)]
     found = await asyncio.gather(*(_group(scorer, store, group) for group in due))
-    by_id = {trajectory.id: trajectory for group in found for trajectory in group}
-    return [by_id.get(trajectory.id, trajectory) for trajectory in trajectories]
+    known = {scoring.trajectory_id: scoring for group in found for scoring in group}
+    for group in groups.values():
+        for trajectory in group:
+            known.setdefault(trajectory.id, on_record[trajectory.id])
+    return [_with_rewards(t, known[t.id]) if t.id in known else t for t in trajectories]
+
+
+def _with_rewards(trajectory: Trajectory, scoring: Scoring) -> Trajectory:
+    failed = {"error": f"{REWARD_FAULT}{scoring.fault}"} if scoring.fault else {}
+    return trajectory.model_copy(update={"rewards": scoring.rewards, **failed})
 
 
 def _is_due(trajectory: Trajectory) -> bool:
     fault = fault_of(trajectory)
-    return not trajectory.rewards and (fault is None or fault[0] is DropReason.NOT_SCORED)
+    if trajectory.rewards or trajectory.status is RunStatus.FAILED:
+        return False
+    return fault is None or fault[0] is DropReason.NOT_SCORED
 
 
-async def _group(scorer: Scorer, store: RunStore, group: Sequence[Trajectory]) -> list[Trajectory]:
+async def _group(scorer: Scorer, store: RunStore, group: Sequence[Trajectory]) -> list[Scoring]:
     scorings = await scorer.score(rollouts_of(scorer.rubric, store, group))
     await asyncio.to_thread(store.scorings.write, scorings, as_rewards=True)
-    return [t.model_copy(update={"rewards": s.rewards}) for t, s in zip(group, scorings, strict=True)]
+    return scorings
 
 
 def rollouts_of(rubric: Rubric, store: RunStore, group: Sequence[Trajectory]) -> list[Rollout]:
