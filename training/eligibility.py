@@ -1,9 +1,10 @@
 """Which rollouts can be judged at all, and when too few of a group are left.
 
 A run that a machine failed earned no reward, good or bad: trained with 0 it would teach the policy that the machine's
-fault was its own. So it is left out, with a typed reason, and a group of which too few are left is left out whole. A run
-that failed since its graph could not go on from what the policy wrote (`StopReason.UNUSABLE_ANSWER`) is no such run: it
-is wrong, and is learnt from. Left out, what a policy does worst could never be unlearnt.
+fault was its own. So it is left out, with a typed reason, and a group of which too few are left is left out whole.
+
+A run whose graph could not go on from what the policy wrote (`StopReason.UNUSABLE_ANSWER`) is not left out: it is
+wrong, and is learnt from. Otherwise what a policy does worst could never be unlearnt.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ __all__ = ["METRICS_FILE", "MetricsLog", "Phases", "Row", "flattened", "parse_ro
 METRICS_FILE = "metrics.jsonl"
 """In a run's folder."""
 Row = dict[str, Any]
-"""Metrics of a step by name: numbers, and `skipped`, a text or None."""
+"""Metrics of a step by name: numbers, and `skipped` and `errors`, each a text or None."""
 
 
 class MetricsLog:

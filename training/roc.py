@@ -29,9 +29,9 @@ What is right is the outcome (`correct`); what is maximised is the reward, a rub
 one. The quotas go by the outcome, the advantages by the reward.
 
 Nothing vanishes: each rollout gets an `Overlay` that says why it was kept or dropped. Truncated rollouts stay, with
-outcome 0 (filtering them made truncation worse), unless the run says otherwise. Rollouts that failed by themselves, were
-aborted, never ended, or lost a tool call to the infrastructure are dropped *before* the quotas, so that a fault of a
-machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole; one of
+outcome 0 (filtering them made truncation worse), unless the run says otherwise. Rollouts that failed by themselves,
+were aborted, never ended, or lost a tool call to the infrastructure are dropped *before* the quotas, so that a fault of
+a machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole; one of
 which less than the share `min_group` is left is rejected, since the mean and deviation of two that happened to survive
 say nothing of the prompt.
 

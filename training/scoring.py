@@ -38,8 +38,12 @@ class _Settings(Protocol):
 
 
 @asynccontextmanager
-async def scoring_by(settings: _Settings, store: RunStore, *, carry_over: bool = False) -> AsyncGenerator[Score]:
+async def scoring_by(
+    settings: _Settings, store: RunStore, *, carry_over: bool = False, keeps_truncated: bool = False
+) -> AsyncGenerator[Score]:
     """Scores by the run's rubric, where it has one; else rollouts keep what their task's verifier said.
+
+    `keeps_truncated`: the outcome of a truncated rollout is what the rubric says, and not 0.
 
     Raises `ConfigError` where rollouts are carried over, apart from a group that the rubric compares.
     """
@@ -48,7 +52,7 @@ async def scoring_by(settings: _Settings, store: RunStore, *, carry_over: bool =
         return
     where = {"HRM_AGENT_ENVIRONMENT": settings.environment, "HRM_AGENT_ISOLATION": settings.isolation}
     variables = {name: str(value) for name, value in where.items() if value is not None}
-    async with opened_scorer(settings.rewards, environment=variables) as scorer:
+    async with opened_scorer(settings.rewards, environment=variables, keeps_truncated=keeps_truncated) as scorer:
         if carry_over and "group" in scorer.rubric.wants:
             raise ConfigError(
                 f"carry_over does not go with {settings.rewards}, which compares the rollouts of a group: one that is "
@@ -79,11 +83,9 @@ async def scored(scorer: Scorer, store: RunStore, trajectories: Sequence[Traject
     on_record = store.scorings.by_rubric(scorer.rubric.name) if groups else {}
     due = [group for group in groups.values() if any(trajectory.id not in on_record for trajectory in group)]
     found = await asyncio.gather(*(_group(scorer, store, group) for group in due))
-    known = {scoring.trajectory_id: scoring for group in found for scoring in group}
-    for group in groups.values():
-        for trajectory in group:
-            known.setdefault(trajectory.id, on_record[trajectory.id])
-    return [_with_rewards(t, known[t.id]) if t.id in known else t for t in trajectories]
+    looked_at = {trajectory.id for group in groups.values() for trajectory in group}
+    known = on_record | {scoring.trajectory_id: scoring for group in found for scoring in group}
+    return [_with_rewards(t, known[t.id]) if t.id in looked_at else t for t in trajectories]
 
 
 def _with_rewards(trajectory: Trajectory, scoring: Scoring) -> Trajectory:

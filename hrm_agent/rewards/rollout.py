@@ -72,12 +72,15 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
     )
 
 
-def scoring_of(rubric: Rubric, code: str, trajectory: Trajectory, scores: Sequence[RewardScore]) -> Scoring:
+def scoring_of(
+    rubric: Rubric, code: str, trajectory: Trajectory, scores: Sequence[RewardScore], *, keeps_truncated: bool = False
+) -> Scoring:
     """The scoring that one trajectory's scores come to.
 
-    A truncated run is not right, whatever it has to show: its outcome is 0, the other rewards stand.
+    A truncated run is not right, whatever it has to show: its outcome is 0, the other rewards stand. `keeps_truncated`:
+    its outcome stands, too, as a reward; that such a run is not right, its status says.
     """
-    cut = trajectory.status is RunStatus.TRUNCATED
+    cut = trajectory.status is RunStatus.TRUNCATED and not keeps_truncated
     scores = [_not_right(s) if cut and s.name == rubric.outcome and s.value is not None else s for s in scores]
     outcome = next(score.value for score in scores if score.name == rubric.outcome)
     counted = [score for score in scores if score.weight != 0]
