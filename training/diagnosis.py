@@ -32,7 +32,9 @@ def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
     reasons = Counter(fault[0] for _, fault in faults if fault is not None)
     unscored = [each for each, fault in faults if fault is not None and fault[0] is DropReason.NOT_SCORED]
     kinds = Counter(map(_reward_fault, unscored))
-    said = Counter(error_of(each) for each in rollouts if each.status is not RunStatus.TRUNCATED and each.error)
+    said = Counter(
+        error_of(each, place=True) for each in rollouts if each.status is not RunStatus.TRUNCATED and each.error
+    )
     return {
         "rollout/raised": float(reasons[DropReason.RUN_FAILED]),
         "rollout/tools_lost": float(reasons[DropReason.INFRASTRUCTURE]),

@@ -45,10 +45,10 @@ def fault_of(trajectory: Trajectory) -> Why | None:
     if failed_by_policy(trajectory):
         return None
     if trajectory.status is RunStatus.FAILED and trajectory.stop_reason is not StopReason.VERIFIER_ERROR:
-        why = error_of(trajectory) or "no error was recorded"
+        why = error_of(trajectory, place=True) or "no error was recorded"
         return DropReason.RUN_FAILED, f"the run failed by no fault of the policy: {why}"
     if "correct" not in trajectory.rewards:
-        why = error_of(trajectory) or "`hrm-agent show` says what its rubric failed by"
+        why = error_of(trajectory, place=True) or "`hrm-agent show` says what its rubric failed by"
         return DropReason.NOT_SCORED, f"it has no reward: {why}"
     return None
 
@@ -58,11 +58,11 @@ def failed_by_policy(trajectory: Trajectory) -> bool:
     return trajectory.status is RunStatus.FAILED and trajectory.stop_reason is StopReason.UNUSABLE_ANSWER
 
 
-def error_of(trajectory: Trajectory) -> str:
-    """The error of a run in one line, with its place; empty without one."""
+def error_of(trajectory: Trajectory, *, place: bool = False) -> str:
+    """The error of a run in one line, and where it was raised; empty without one."""
     said = " ".join((trajectory.error or "").split())
     said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
-    return f"{said} ({trajectory.error_at})" if said and trajectory.error_at else said
+    return f"{said} ({trajectory.error_at})" if place and said and trajectory.error_at else said
 
 
 def lost_tool_calls(trajectory: Trajectory) -> list[ToolCall]:

@@ -316,7 +316,7 @@ def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | 
         return DropReason.SMALL_GROUP, "group rejected: no rollout of it can take part"
     ends = {(c.trajectory.error or "").partition(":")[0] + f" {c.trajectory.error_at}" for c in candidates}
     if len(ends) == 1 and all(failed_by_policy(c.trajectory) for c in candidates):
-        said = f"group rejected: all {len(candidates)} rollouts raised {error_of(candidates[0].trajectory)}"
+        said = f"group rejected: all {len(candidates)} rollouts raised {error_of(candidates[0].trajectory, place=True)}"
         return DropReason.RUN_FAILED, said
     if len({c.reward for c in candidates}) == 1:
         said = f"group rejected: all {len(candidates)} rewards are {candidates[0].reward:g}"

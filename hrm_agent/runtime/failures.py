@@ -10,12 +10,9 @@ does so by itself: `hrm_agent.training.roc` looks at that.)
 
 from __future__ import annotations
 
-import os
-import sysconfig
-import traceback
 from collections.abc import Iterator
-from pathlib import PurePath
 
+from hrm_agent.error_place import place_of
 from hrm_agent.errors import HrmError, TemplateRefusalError, UnstorableError
 from hrm_agent.trajectory import RunStatus, StopReason, TurnEnd
 from hrm_agent.unicode import without_surrogates
@@ -31,8 +28,6 @@ _SERVICES = frozenset(
     }
 )
 """Packages whose errors say that a service did not answer as it should."""
-_OWN = f"{os.sep}hrm_agent{os.sep}"
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 def may_follow_from_answers(error: Exception) -> bool:
@@ -75,22 +70,4 @@ def is_repeated(first: TurnEnd, second: TurnEnd) -> bool:
 def run_failed(error: Exception, reason: StopReason = StopReason.ERROR, answer: str | None = None) -> TurnEnd:
     """The end of a run in which `error` was raised."""
     said = without_surrogates(str(error) if isinstance(error, HrmError) else f"{type(error).__name__}: {error}")
-    at = _place_of(error)
-    return TurnEnd(status=RunStatus.FAILED, stop_reason=reason, error=said, error_at=at, answer=answer)
-
-
-def _place_of(error: BaseException) -> str | None:
-    """The innermost line of code that was written for the graph, else the innermost line of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_library(frame.filename)]
-    for frame in reversed(own or frames):
-        return f"{PurePath(frame.filename).name}:{frame.lineno} in {frame.name}"
-    return None
-
-
-def _is_library(filename: str) -> bool:
-    return filename.startswith(("<frozen", *_INSTALLED)) or (_OWN in filename and not _is_graph(filename))
-
-
-def _is_graph(filename: str) -> bool:
-    return f"{os.sep}graphs{os.sep}" in filename
+    return TurnEnd(status=RunStatus.FAILED, stop_reason=reason, error=said, error_at=place_of(error), answer=answer)

@@ -80,8 +80,12 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
     ]
     for found, what in ((failed, "failed"), (unscored, "without a reward")):
         if found:
-            (error, _), *_ = Counter(map(error_of, found)).most_common(1)
+            ((error, at), count), *_ = Counter((error_of(each), each.error_at) for each in found).most_common(1)
             said = f"Every rollout {what}" if len(found) == len(trajectories) else f"{len(found)} rollouts {what}"
+            if at:
+                print(
+                    for_terminal(f"hrm-agent: {count} of {len(trajectories)} rollouts raised at {at}."), file=sys.stderr
+                )
             print(for_terminal(f"hrm-agent: {said}, most often by: {error}"), file=sys.stderr)
     return int(bool(trajectories) and len(failed) + len(unscored) == len(trajectories))
 

@@ -144,6 +144,7 @@ class ReplayRun:
         self._resumed = self._recorded_resumes()
         self._draws = store.journal.draws_of(trajectory)
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
+        self._cut = False  # as where its chat template refused the next request
         self._last_matching = self._line[0]
         """The newest recorded checkpoint that the replay reached with an equal state."""
 
@@ -257,7 +258,7 @@ class ReplayRun:
         answers, draws = self._answers(steps, match), RecordedDraws(self._draws, steps, self._places)
         error, asked = await self._run(segment, scratch, answers, draws, paths)
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
-            asked, error = None, None
+            asked, error, self._cut = None, None, True
         return self._judge(segment, scratch, answers, error, asked)
 
     def _stop_at(self, segment: Segment) -> int | None:
@@ -391,7 +392,7 @@ class ReplayRun:
         if isinstance(error, HrmError):
             raise error
         raised = f"{type(error).__name__}: {error}" if error is not None else ""
-        failed = segment.last and self._trajectory.status is RunStatus.FAILED and not segment.finished
+        failed = segment.last and self._trajectory.status is RunStatus.FAILED and not (segment.finished or self._cut)
         expected = (self._trajectory.error or "") if failed else ""
         if raised == expected or (segment.last and error is not None and not segment.finished and not failed):
             return ""

@@ -156,6 +156,16 @@ reading = (
 """Reads an answer as JSON into its state, and takes for granted what it holds."""
 
 
+async def _quote(state: Read) -> dict[str, Any]:
+    said = json.loads((await policy().ainvoke([("user", state["question"])])).text)
+    asked = [("system", str(said)), ("user", json.dumps(said, ensure_ascii=False))]
+    return {"answer": (await policy().ainvoke(asked)).text}
+
+
+quoting = StateGraph(Read).add_node("quote", _quote).add_edge(START, "quote").compile()
+"""Reads an answer as JSON, and asks about what it holds."""
+
+
 async def _own_fault(state: Read) -> dict[str, Any]:
     await policy().ainvoke([("user", state["question"])])
     raise KeyError("missing")
