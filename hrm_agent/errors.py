@@ -5,7 +5,8 @@
     ├── GraphError             a graph is unknown, does not import, or is no LangGraph graph
     ├── TaskError              a task family is unknown, or a task file is malformed
     ├── ModelError             a model cannot be found, loaded or asked for what is needed
-    │   └── ContextLengthError a conversation no longer fits into the model's context window
+    │   ├── ContextLengthError a conversation no longer fits into the model's context window
+    │   └── TemplateRefusalError the model's chat template refuses a conversation
     ├── QueueFullError         an environment has as many calls waiting as it takes
     ├── RetrievalError         documents cannot be indexed, or an index cannot be opened, read or written
     ├── RunError               a run directory is missing, incomplete or belongs to another configuration
@@ -40,6 +41,7 @@ __all__ = [
     "StoreFullError",
     "StoreVersionError",
     "TaskError",
+    "TemplateRefusalError",
     "UnstorableError",
     "nearest",
 ]
@@ -75,6 +77,12 @@ class ModelError(HrmError):
 
 class ContextLengthError(ModelError):
     """A conversation no longer fits into the model's context window: a limit reached, not a fault."""
+
+
+class TemplateRefusalError(ModelError):
+    """The model's chat template refuses a conversation. Once the policy has written in it, that is the run's end and
+    not the command's.
+    """
 
 
 class QueueFullError(HrmError):

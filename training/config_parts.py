@@ -23,6 +23,7 @@ __all__ = [
     "SelectPart",
     "StoreUrl",
     "TrainingStage",
+    "Truncated",
     "refuse_uncorrected",
     "refuse_with_ranks",
 ]
@@ -38,6 +39,8 @@ def _without_password(url: str) -> str:
 
 
 StoreUrl = Annotated[str, AfterValidator(_without_password)]
+Truncated = Literal["wrong", "leave_out", "keep_reward"]
+"""What becomes of rollouts that ended at a limit (`SelectPart.truncated`)."""
 
 
 class RolloutPart(ConfigPart):
@@ -98,7 +101,9 @@ class SelectPart(ConfigPart):
     role, the node that asked, and the rollout has the mean over the roles that have tools, or that answer."""
     min_group: float = Field(default=0.75, gt=0, le=1)
     """Share of a prompt's rollouts that must be able to take part (not lost to a machine), or the group is left out."""
-
+    truncated: Truncated = "wrong"
+    """What rollouts that ended at a limit are: wrong, their outcome is 0 (paper); leave_out, no part of their group;
+    keep_reward, not right, but rewarded as if they had ended by themselves."""
     mastered_after: int = Field(default=0, ge=0)
     """A problem leaves the pool when all rollouts of its group were right so many times in a row; 0: none leaves."""
 

@@ -107,7 +107,7 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings,
     """Decides which tasks are drawn, and is the base of the seeds of all model calls."""
 
     def runner_options(self) -> RunnerOptions:
-        return {**super().runner_options(), "durability": self.durability}
+        return {**super().runner_options(), "repeats_errors": True, "durability": self.durability}
 
 
 class SftConfig(CheckpointSettings):
@@ -361,8 +361,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
-        own: RunnerOptions = {"stand_in": True, "constrain": False, "durability": self.rollout.durability}
-        return {**super().runner_options(), **own}
+        own: RunnerOptions = {"stand_in": True, "constrain": False, "repeats_errors": True}
+        return {**super().runner_options(), **own, "durability": self.rollout.durability}
 
     @property
     def processes(self) -> int:

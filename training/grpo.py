@@ -43,7 +43,7 @@ from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.follower import follow, led
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.learner import Learner
-from hrm_agent.training.metrics import Phases, Row
+from hrm_agent.training.metrics import METRICS_FILE, Phases, Row, read_metrics
 from hrm_agent.training.mini_batches import split_kept
 from hrm_agent.training.parallel import Ranks, several_ranks
 from hrm_agent.training.rank_rollouts import opened_ranks
@@ -54,7 +54,14 @@ from hrm_agent.training.source import StepPlan, TaskSource, held_out, key_of, ta
 from hrm_agent.training.step_metrics import roles_of_step, rollout_metrics
 from hrm_agent.training.tasks import Task
 from hrm_agent.training.tasks.sources import keep_sources
-from hrm_agent.training.verdicts import credited_overlays, explained, judge, judge_group, selection_metrics
+from hrm_agent.training.verdicts import (
+    credited_overlays,
+    explained,
+    judge,
+    judge_group,
+    refuse_hopeless,
+    selection_metrics,
+)
 from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
@@ -101,7 +108,12 @@ async def _train(
         open_run(
             folder, learner.name, config, store=config.store, backend=engine, allow=config.allowed_types
         ) as runner,
-        scoring_by(config, runner.store, carry_over=config.rollout.carry_over) as score,
+        scoring_by(
+            config,
+            runner.store,
+            carry_over=config.rollout.carry_over,
+            keeps_truncated=config.select.truncated == "keep_reward",
+        ) as score,
         AsyncExitStack() as stack,
     ):
         run_id = run_id_of(folder, runner.store)
@@ -135,6 +147,7 @@ async def _train(
             await run.apart(keeper.keep, row, source.progress)
             if on_step is not None:
                 on_step(row)
+            refuse_hopeless(read_metrics(folder / METRICS_FILE), folder)
         return keeper.end()
 
 
@@ -199,7 +212,9 @@ class TrainingRun(ABC):
         with phases("update"):
             update = await self.updated(batches, plan.rate)
         found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
-        found |= left_out(rollouts, overlays) | rollout_metrics(rollouts) | _pool_metrics(plan, rollouts, found)
+        found |= (
+            left_out(rollouts, overlays) | rollout_metrics(rollouts, overlays) | _pool_metrics(plan, rollouts, found)
+        )
         self.source.take_in(_right_by_problem(rollouts), found["rollout/correct"])
         with phases("evaluation"):
             evaluated = await self.evaluated(config)

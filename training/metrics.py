@@ -38,7 +38,7 @@ METRICS_FILE = "metrics.jsonl"
 NOT_FINITE = "the gradient is not finite"
 """Why a step was not taken: the value of `skipped`."""
 Row = dict[str, Any]
-"""Metrics of a step by name: numbers, and `skipped`, a text or None."""
+"""Metrics of a step by name: numbers, and `skipped` and `errors`, each a text or None."""
 
 
 class MetricsLog:

@@ -150,7 +150,9 @@ async def _scoring(
         return
     where = {"HRM_AGENT_ENVIRONMENT": config.environment, "HRM_AGENT_ISOLATION": config.isolation}
     variables = {name: str(value) for name, value in where.items() if value is not None}
-    async with opened_scorer(config.rewards, environment=variables) as scorer:
+    async with opened_scorer(
+        config.rewards, environment=variables, keeps_truncated=config.select.truncated == "keep_reward"
+    ) as scorer:
         yield _Rescoring(scorer, store, runs, groups).score
 
 

@@ -274,7 +274,9 @@ class _Selection:
         elif not able:
             by = f" by {self._config.by}" if self._config.by else ""
             self._idle[f"none of their rollouts has a reward{by}"] += 1
-        elif self._config.rewards is None and len({reward_of(each) for each in able}) == 1:
+        elif (
+            self._config.rewards is None and len({reward_of(each, self._config.select.truncated) for each in able}) == 1
+        ):
             self._idle["their rewards are equal"] += 1
 
     def _refuse_nothing(self, found: RecordedGroups) -> None:

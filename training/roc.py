@@ -29,12 +29,16 @@ What is right is the outcome (`correct`); what is maximised is the reward, a rub
 one. The quotas go by the outcome, the advantages by the reward.
 
 Nothing vanishes: each rollout gets an `Overlay` that says why it was kept or dropped. Truncated rollouts stay, with
-outcome 0 (filtering them made truncation worse). Rollouts that failed, were aborted, never ended, or lost a tool call
-to the infrastructure (by no fault of the policy: what a policy does wrong is data, not a failure) are dropped *before*
-the quotas, so that a fault of a machine neither counts as a negative nor changes the mean. A group that shrinks below G
-by this is kept whole; one of which less than the share `min_group` is left is rejected, since the mean and deviation of
-two that happened to survive say nothing of the prompt. (So a graph should answer what its policy writes, however odd,
-and not raise on it: a run that raised is no lesson.)
+outcome 0 (filtering them made truncation worse), unless the run says otherwise. Rollouts that failed by themselves,
+were aborted, never ended, or lost a tool call to the infrastructure are dropped *before* the quotas, so that a fault of
+a machine neither counts as a negative nor changes the mean. A group that shrinks below G by this is kept whole; one of
+which less than the share `min_group` is left is rejected, since the mean and deviation of two that happened to survive
+say nothing of the prompt.
+
+A rollout whose graph raised on what the policy wrote (`hrm_agent.runtime.failures` says how that is found) is a
+negative: its reward is 0, or the lowest of its group where that is less, so that nobody gains by writing what cannot be
+read. Where every rollout of a group raised one error at one place, no answer is known that the graph can go on from: it
+is the graph's own doing, or may be, and the group teaches nothing.
 
 The draw depends on the seed and on each rollout's place in its group (`sample_index`), not on the order of the list nor
 on ids that contain the time. Hence a permuted group, or one collected again after a crash, is judged alike.
@@ -45,11 +49,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.training.eligibility import Why, fault_of, too_small
+from hrm_agent.training.config_parts import Truncated
+from hrm_agent.training.eligibility import Why, error_of, failed_by_policy, fault_of, too_small
 from hrm_agent.training.penalties import count_calls, penalty_error, penalty_format, policy_tool_calls
 from hrm_agent.training.role_penalties import mean_penalties, role_penalties
 from hrm_agent.trajectory import DropReason, Overlay, RolePenalty, RunStatus, Trajectory, Verdict, derive_seed
@@ -82,6 +87,8 @@ class RocOptions:
     """Added to the penalty. So small a value takes positives without penalty before all others."""
     penalties: Literal["whole", "by_role"] = "whole"
     """Over all calls and turns (the paper), or the means over roles (`hrm_agent.training.role_penalties`)."""
+    truncated: Truncated = "wrong"
+    """What becomes of rollouts that ended at a limit."""
 
     def __post_init__(self) -> None:
         if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
@@ -142,7 +149,7 @@ def select(
     if keep < 2:
         raise ConfigError(f"{keep} rollouts of a group are to be kept.", "Keep 2 or more: one alone has no contrast.")
     options = options or RocOptions()
-    judged = {trajectory.id: _candidate(trajectory, options) for trajectory in group}
+    judged = _with_failures_last([_candidate(trajectory, options) for trajectory in group])
     ordered = sorted(group, key=lambda t: (t.sample_index, t.id))
     candidates = [judged[trajectory.id] for trajectory in ordered if fault_of(trajectory) is None]
     task = group[0].task if group else None
@@ -169,9 +176,14 @@ def outcome_of(trajectory: Trajectory) -> float:
     return 0.0 if trajectory.status is RunStatus.TRUNCATED else trajectory.outcome
 
 
-def reward_of(trajectory: Trajectory) -> float:
-    """What the trainer maximises: a rubric's weighted sum, else the outcome."""
-    return trajectory.rewards.get("reward", outcome_of(trajectory))
+def reward_of(trajectory: Trajectory, truncated: Truncated = "wrong") -> float:
+    """What the trainer maximises: a rubric's weighted sum, else the outcome. `truncated`: as the run's key.
+
+    0 where the graph could not go on from what the policy wrote; in its group it may be less (`select`).
+    """
+    if failed_by_policy(trajectory):
+        return 0.0
+    return trajectory.reward if truncated == "keep_reward" else trajectory.rewards.get("reward", outcome_of(trajectory))
 
 
 # --- the algorithms ---------------------------------------------------------------------------------------------------
@@ -281,7 +293,18 @@ def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout
         error, form = mean_penalties(by_role.values())
     else:
         error, form = counted.error, penalty_format(trajectory.own_calls, counted, trajectory.policy)
-    return SelectableRollout(trajectory, reward_of(trajectory), outcome_of(trajectory), error, form, by_role)
+    reward = reward_of(trajectory, options.truncated)
+    return SelectableRollout(trajectory, reward, outcome_of(trajectory), error, form, by_role)
+
+
+def _with_failures_last(group: Sequence[SelectableRollout]) -> dict[str, SelectableRollout]:
+    """By trajectory id; no other reward of the group is below that of a run that the policy failed."""
+    able = [c.reward for c in group if fault_of(c.trajectory) is None]
+    lowest = min(able, default=0.0)
+    return {
+        c.trajectory.id: replace(c, reward=min(c.reward, lowest)) if failed_by_policy(c.trajectory) else c
+        for c in group
+    }
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -291,6 +314,10 @@ def _rejection(candidates: Sequence[SelectableRollout], kept: Reasons) -> Why | 
     """Why the whole group teaches nothing; None if it does."""
     if not candidates:
         return DropReason.SMALL_GROUP, "group rejected: no rollout of it can take part"
+    ends = {(c.trajectory.error or "").partition(":")[0] + f" {c.trajectory.error_at}" for c in candidates}
+    if len(ends) == 1 and all(failed_by_policy(c.trajectory) for c in candidates):
+        said = f"group rejected: all {len(candidates)} rollouts raised {error_of(candidates[0].trajectory, place=True)}"
+        return DropReason.RUN_FAILED, said
     if len({c.reward for c in candidates}) == 1:
         said = f"group rejected: all {len(candidates)} rewards are {candidates[0].reward:g}"
         return DropReason.EQUAL_REWARDS, said

@@ -18,10 +18,12 @@ from hrm_agent.runtime.newest_state import newest_state
 from hrm_agent.store import RunStore
 from hrm_agent.training.eligibility import fault_of
 from hrm_agent.training.rollout import Attempts
-from hrm_agent.trajectory import DropReason, Trajectory
+from hrm_agent.trajectory import DropReason, RunStatus, Scoring, Trajectory
 
-__all__ = ["Score", "rollouts_of", "scored", "scoring_by"]
+__all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
 
+REWARD_FAULT = "the rubric failed: "
+"""What the error of a rollout without a reward begins with."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
 """Rollouts with their attempts -> the same, with the rewards of the last attempts."""
 
@@ -36,8 +38,12 @@ class _Settings(Protocol):
 
 
 @asynccontextmanager
-async def scoring_by(settings: _Settings, store: RunStore, *, carry_over: bool = False) -> AsyncGenerator[Score]:
+async def scoring_by(
+    settings: _Settings, store: RunStore, *, carry_over: bool = False, keeps_truncated: bool = False
+) -> AsyncGenerator[Score]:
     """Scores by the run's rubric, where it has one; else rollouts keep what their task's verifier said.
+
+    `keeps_truncated`: the outcome of a truncated rollout is what the rubric says, and not 0.
 
     Raises `ConfigError` where rollouts are carried over, apart from a group that the rubric compares.
     """
@@ -46,7 +52,7 @@ async def scoring_by(settings: _Settings, store: RunStore, *, carry_over: bool =
         return
     where = {"HRM_AGENT_ENVIRONMENT": settings.environment, "HRM_AGENT_ISOLATION": settings.isolation}
     variables = {name: str(value) for name, value in where.items() if value is not None}
-    async with opened_scorer(settings.rewards, environment=variables) as scorer:
+    async with opened_scorer(settings.rewards, environment=variables, keeps_truncated=keeps_truncated) as scorer:
         if carry_over and "group" in scorer.rubric.wants:
             raise ConfigError(
                 f"carry_over does not go with {settings.rewards}, which compares the rollouts of a group: one that is "
@@ -66,7 +72,10 @@ async def _unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
 
 
 async def scored(scorer: Scorer, store: RunStore, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The trajectories, in their order, with the rewards of those that can be judged; what has rewards keeps them."""
+    """The trajectories, in their order, with the rewards of those that can be judged; what has rewards keeps them.
+
+    One whose scoring has a fault has that as its `error`, which is on record with the scoring alone.
+    """
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         if _is_due(trajectory):
@@ -74,19 +83,27 @@ async def scored(scorer: Scorer, store: RunStore, trajectories: Sequence[Traject
     on_record = store.scorings.by_rubric(scorer.rubric.name) if groups else {}
     due = [group for group in groups.values() if any(trajectory.id not in on_record for trajectory in group)]
     found = await asyncio.gather(*(_group(scorer, store, group) for group in due))
-    by_id = {trajectory.id: trajectory for group in found for trajectory in group}
-    return [by_id.get(trajectory.id, trajectory) for trajectory in trajectories]
+    looked_at = {trajectory.id for group in groups.values() for trajectory in group}
+    known = on_record | {scoring.trajectory_id: scoring for group in found for scoring in group}
+    return [_with_rewards(t, known[t.id]) if t.id in looked_at else t for t in trajectories]
+
+
+def _with_rewards(trajectory: Trajectory, scoring: Scoring) -> Trajectory:
+    failed = {"error": f"{REWARD_FAULT}{scoring.fault}"} if scoring.fault else {}
+    return trajectory.model_copy(update={"rewards": scoring.rewards, **failed})
 
 
 def _is_due(trajectory: Trajectory) -> bool:
     fault = fault_of(trajectory)
-    return not trajectory.rewards and (fault is None or fault[0] is DropReason.NOT_SCORED)
+    if trajectory.rewards or trajectory.status is RunStatus.FAILED:
+        return False
+    return fault is None or fault[0] is DropReason.NOT_SCORED
 
 
-async def _group(scorer: Scorer, store: RunStore, group: Sequence[Trajectory]) -> list[Trajectory]:
+async def _group(scorer: Scorer, store: RunStore, group: Sequence[Trajectory]) -> list[Scoring]:
     scorings = await scorer.score(rollouts_of(scorer.rubric, store, group))
     await asyncio.to_thread(store.scorings.write, scorings, as_rewards=True)
-    return [t.model_copy(update={"rewards": s.rewards}) for t, s in zip(group, scorings, strict=True)]
+    return scorings
 
 
 def rollouts_of(rubric: Rubric, store: RunStore, group: Sequence[Trajectory]) -> list[Rollout]:

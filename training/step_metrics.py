@@ -11,18 +11,18 @@ from hrm_agent.training.advantages import as_recorded
 from hrm_agent.training.batch import no_gradient
 from hrm_agent.training.eligibility import fault_of
 from hrm_agent.training.evaluation.roles import role_counts
-from hrm_agent.training.roc import reward_of
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
 __all__ = ["roles_of_step", "rollout_metrics"]
 
 
-def rollout_metrics(rollouts: Sequence[Trajectory]) -> dict[str, float]:
-    """Rewards of the rollouts that can be judged, and lengths of all."""
+def rollout_metrics(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
+    """Rewards of the rollouts that can be judged, as they were judged, and lengths of all."""
+    judged = {overlay.trajectory_id: overlay.reward for overlay in overlays}
     rewards: dict[str, list[float]] = defaultdict(list)
     for each in rollouts:
         if fault_of(each) is None:
-            rewards[each.group_id].append(reward_of(each))
+            rewards[each.group_id].append(judged[each.id])
     every = [reward for group in rewards.values() for reward in group]
     lengths = sorted(each.sampled_tokens for each in rollouts)
     return {

@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+from hrm_agent.errors import RunError
 from hrm_agent.training.advantages import by_group, credit_by_name, credited
 from hrm_agent.training.batch import NoGradient, no_gradient
 from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.eligibility import fault_of
+from hrm_agent.training.diagnosis import GROUPS_FAILED, diagnosis, failure_counts, nothing_got_through, totals_of
+from hrm_agent.training.eligibility import Why, fault_of
 from hrm_agent.training.metrics import NOT_FINITE, Row
 from hrm_agent.training.optimizer_step import ALL_STALE, NOTHING_TO_TRAIN
 from hrm_agent.training.roc import RocOptions, select
 from hrm_agent.training.rollout import Attempts
-from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict
+from hrm_agent.trajectory import DropReason, Overlay, RunStatus, Trajectory, Verdict
 
 __all__ = [
     "advice",
@@ -28,6 +31,7 @@ __all__ = [
     "explained",
     "judge",
     "judge_group",
+    "refuse_hopeless",
     "selection_metrics",
     "when_learning_stopped",
     "why_nothing_is_kept",
@@ -37,16 +41,16 @@ __all__ = [
 _GROUPS = {
     DropReason.EQUAL_REWARDS: "groups_equal_rewards",
     DropReason.SMALL_GROUP: "groups_too_small",
+    DropReason.RUN_FAILED: GROUPS_FAILED,
     DropReason.NO_GRADIENT: "groups_without_gradient",
 }
 """Reasons for which a whole group is left out -> metrics, `select/{name}`."""
 _WORDS = {
     DropReason.EQUAL_REWARDS: "have equal rewards",
     DropReason.SMALL_GROUP: "have too few rollouts that can take part",
+    DropReason.RUN_FAILED: "raised the same error in every rollout",
     DropReason.NO_GRADIENT: "have no call that can be trained on",
 }
-_FEW = 0.05
-"""Share of right answers below which tasks are too hard, and of wrong ones below which they are too easy."""
 _MOST_GROUPS = 0.8
 """Share of groups without a signal from which a step teaches next to nothing."""
 _LAST_STEPS = 5
@@ -69,6 +73,7 @@ def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoC
         min_positives=config.select.min_positives,
         eps=config.select.penalty_eps,
         penalties=config.select.penalties,
+        truncated=config.select.truncated,
     )
 
     def selected(trajectories: Sequence[Trajectory], min_group: float = 0.0) -> list[Overlay]:
@@ -83,10 +88,10 @@ def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoC
             min_group=min_group,
         )
 
-    old = {attempts[-1].id: why for attempts in group if (why := _too_old(attempts[-1], step, config))}
-    last = [attempts[-1] for attempts in group if attempts[-1].id not in old]
+    out = {attempts[-1].id: why for attempts in group if (why := _why_left_out(attempts[-1], step, config))}
+    last = [attempts[-1] for attempts in group if attempts[-1].id not in out]
     judged = _without_gradient(last, selected(last, config.select.min_group)) if last else []
-    judged += [_left_out(selected([each[-1]])[0], old[each[-1].id]) for each in group if each[-1].id in old]
+    judged += [_left_out(selected([each[-1]])[0], *out[each[-1].id]) for each in group if each[-1].id in out]
     earlier = [(first, attempts[-1]) for attempts in group for first in attempts[:-1]]
     return judged + [_superseded(selected([first])[0], second) for first, second in earlier]
 
@@ -113,6 +118,17 @@ def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> l
     return [o.model_copy(update=said) if o.trajectory_id in ids else o for o in overlays]
 
 
+def _why_left_out(trajectory: Trajectory, step: int, config: GrpoConfig) -> Why | None:
+    """Why a rollout that has ended is no part of its group; None if it is."""
+    if (old := _too_old(trajectory, step, config)) is not None:
+        return DropReason.TOO_OLD, old
+    cut = trajectory.status is RunStatus.TRUNCATED and config.select.truncated == "leave_out"
+    if not cut or fault_of(trajectory) is not None:
+        return None
+    limit = trajectory.stop_reason.value if trajectory.stop_reason else "a limit"
+    return DropReason.TRUNCATED, f"left out of the selection: truncated ({limit})"
+
+
 def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | None:
     """What is wrong with a rollout of which a token is of weights further back than the run allows; None if none is.
 
@@ -126,8 +142,8 @@ def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | Non
     return f"sampled by weights {behind} versions back, more than versions_behind = {bound}" if behind > bound else None
 
 
-def _left_out(overlay: Overlay, why: str) -> Overlay:
-    dropped = {"verdict": Verdict.DROPPED, "drop_reason": DropReason.TOO_OLD, "reason": why}
+def _left_out(overlay: Overlay, reason: DropReason, why: str) -> Overlay:
+    dropped = {"verdict": Verdict.DROPPED, "drop_reason": reason, "reason": why}
     return overlay.model_copy(update=dropped)
 
 
@@ -148,14 +164,16 @@ def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:
     return overlay.model_copy(update={"reason": f"{overlay.reason}; run once more as {second.thread_id}"})
 
 
-def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> dict[str, float]:
-    """How many rollouts were run again or lost, and how many groups were left out for which reason."""
+def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> Row:
+    """How many rollouts were run again, failed or lost, and how many groups were left out for which reason."""
     by_id = {overlay.trajectory_id: overlay for overlay in overlays}
     last = [by_id[attempts[-1].id] for attempts in rollouts]
     groups = _rejected(last)
     return {
         "rollout/second_attempts": float(sum(len(attempts) > 1 for attempts in rollouts)),
-        "rollout/lost": float(sum(overlay.drop_reason in _LOST for overlay in last)),
+        "rollout/lost": float(sum(overlay.drop_reason in _LOST for overlay in last if _is_dropped(overlay))),
+        "select/truncated": float(sum(overlay.drop_reason is DropReason.TRUNCATED for overlay in last)),
+        **failure_counts([attempts[-1] for attempts in rollouts]),
         **{f"select/{name}": float(groups[reason]) for reason, name in _GROUPS.items()},
     }
 
@@ -166,6 +184,10 @@ def _rejected(overlays: Iterable[Overlay]) -> Counter[DropReason]:
     for overlay in overlays:
         groups.setdefault(overlay.group_id, []).append(overlay)
     return Counter(_why_rejected(group) for group in groups.values() if not any(map(_is_kept, group)))
+
+
+def _is_dropped(overlay: Overlay) -> bool:
+    return overlay.verdict is Verdict.DROPPED
 
 
 def _is_kept(overlay: Overlay) -> bool:
@@ -208,12 +230,11 @@ def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
         return f"Nothing was learnt: {NOT_FINITE}. Lower learning_rate, and look at the rewards."
     if any(row.get("skipped") == ALL_STALE for row in rows):
         return f"Nothing was learnt: {ALL_STALE}. Raise max_staleness, or sample with newer weights."
-    names = [name for name in rows[-1] if name.startswith(("select/", "rollout/"))]
-    total = {name: sum(row.get(name) or 0.0 for row in rows) for name in names}
+    totals = totals_of(rows)
     steps = f"{len(rows)} step{'s' * (len(rows) != 1)}"
-    if not total.keys() & {f"select/{name}" for name in _GROUPS.values()}:
+    if not totals.counts.keys() & {f"select/{name}" for name in _GROUPS.values()}:
         return f"Nothing was learnt in {steps}. An earlier version took them, which did not record why."
-    return f"Nothing was learnt in {steps}: {why_nothing_is_kept(total)}. {_advice(total, len(rows))}"
+    return f"Nothing was learnt in {steps}: {why_nothing_is_kept(totals.counts)}. {diagnosis(totals)}"
 
 
 def when_learning_stopped(rows: Sequence[Row]) -> str | None:
@@ -227,32 +248,24 @@ def when_learning_stopped(rows: Sequence[Row]) -> str | None:
         return None
     last = rows[-len(idle) :]
     shares = [share for share in idle if share is not None]
-    names = [name for name in last[-1] if name.startswith(("select/", "rollout/"))]
-    total = {name: sum(row.get(name) or 0.0 for row in last) for name in names}
+    totals = totals_of(last)
     span = f"{min(shares):.0%} to {max(shares):.0%}"
     return (
         f"From step {int(last[0]['step']) + 1} on, {span} of the groups taught nothing: "
-        f"{why_nothing_is_kept(total)}. {_advice(total, len(last))}"
+        f"{why_nothing_is_kept(totals.counts)}. {diagnosis(totals)}"
     )
+
+
+def refuse_hopeless(rows: Sequence[Row], folder: Path) -> None:
+    """Raise `RunError` where no rollout of a run has got through yet: each further step would come to the same."""
+    totals = totals_of(rows)
+    if nothing_got_through(totals):
+        raise RunError(
+            f"No rollout of {totals.steps} step{'s' * (totals.steps != 1)} got through. {diagnosis(totals)}",
+            f"`hrm-agent history --store {folder}` lists them; `hrm-agent resume {folder}` goes on with the next step.",
+        )
 
 
 def advice(rows: Sequence[Row]) -> str:
     """What may help where many groups of these steps taught nothing."""
-    names = [name for name in rows[-1] if name.startswith(("select/", "rollout/"))]
-    return _advice({name: sum(row.get(name) or 0.0 for row in rows) for name in names}, len(rows))
-
-
-def _advice(total: Mapping[str, float], steps: int) -> str:
-    cause = max(_GROUPS, key=lambda reason: total.get(f"select/{_GROUPS[reason]}", 0.0))
-    if cause is DropReason.SMALL_GROUP:
-        return "`hrm-agent history` and `show` say what failed: the environment, a tool, or the graph itself."
-    if cause is DropReason.NO_GRADIENT:
-        return "Sample with temperatures above 0 and top_p 1, also in the options of roles, and from the policy itself."
-    solved = total.get("rollout/correct", 0.0) / max(1, steps)
-    if solved < _FEW:
-        return (
-            "Almost no answer was right: take easier tasks, a better start (`train sft`), or look at some with `show`."
-        )
-    if solved > 1 - _FEW:
-        return "Almost every answer was right: take harder tasks."
-    return "Raise group_size: the smaller a group, the more often all of it is right, or all of it wrong."
+    return diagnosis(totals_of(rows))

@@ -5,24 +5,32 @@ with a hosted model in it, can be trained too: inside `standing_in`, every LangC
 context passes the call on to the policy, tools and all. The calls are then recorded token by token like any others.
 
 This wraps the entry points of LangChain's `BaseChatModel`, once per process; outside a `standing_in` block the
-wrappers do nothing. What cannot be passed on is a provider's own form of structured output (`response_format`): such
+wrappers do nothing.
+
+A call with `response_format`, the form in which OpenAI's class asks for structured output, gets what that class gives:
+the answer is held to the schema where the policy's engine can (not under a trainer, since tokens that a schema chooses
+teach nothing), and for a pydantic class the message has the object in `additional_kwargs["parsed"]`. Text that does not
+follow the schema raises pydantic's `ValidationError`, as there. Other providers' own forms are not known here: such
 graphs use `with_structured_output(..., method="function_calling")`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel
 
 from hrm_agent.models.chat import PolicyModel
+from hrm_agent.trajectory import open_recording
 
-__all__ = ["standing_in"]
+__all__ = ["read_structured_output", "standing_in"]
 
 _standing_in: ContextVar[bool] = ContextVar("hrm_agent_standing_in", default=False)
 _ENTRIES = ("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "generate_prompt", "agenerate_prompt")
@@ -31,7 +39,7 @@ _ENTRIES = ("invoke", "ainvoke", "stream", "astream", "generate", "agenerate", "
 @contextmanager
 def standing_in() -> Generator[None]:
     """Let the current policy answer for every chat model that graphs in this block call."""
-    _wrap_entries()
+    read_structured_output()
     token = _standing_in.set(True)
     try:
         yield
@@ -40,18 +48,91 @@ def standing_in() -> Generator[None]:
 
 
 @functools.cache
-def _wrap_entries() -> None:
+def read_structured_output() -> None:
+    """From now on, recorded answers of a policy that stood in are given back as the provider's class gives them."""
     for name in _ENTRIES:
-        setattr(BaseChatModel, name, _passing_on(getattr(BaseChatModel, name)))
+        setattr(BaseChatModel, name, _passing_on(getattr(BaseChatModel, name), _GIVING_BACK.get(name, _as_it_is)))
 
 
-def _passing_on(entry: Any) -> Any:
+def _passing_on(entry: Any, give_back: Callable[[Any, Any], Any]) -> Any:
     @functools.wraps(entry)
     def call(self: BaseChatModel, *args: Any, **options: Any) -> Any:
-        if isinstance(self, PolicyModel) or not _standing_in.get():
+        form = options.get("response_format")
+        if isinstance(self, PolicyModel):
             return entry(self, *args, **options)
+        if not _standing_in.get():
+            answer = entry(self, *args, **options)
+            return answer if form is None or open_recording() is None else give_back(answer, form)
         if options.get("tools"):
             options["tools"] = [convert_to_openai_tool(tool) for tool in options["tools"]]
-        return entry(PolicyModel(), *args, **options)
+        return give_back(entry(PolicyModel(answer_schema=_schema_of(form)), *args, **options), form)
 
     return call
+
+
+def _schema_of(form: Any) -> dict[str, Any] | None:
+    """The JSON schema that a `response_format` names; None where it names none."""
+    if _is_model(form):
+        return form.model_json_schema()
+    if not isinstance(form, dict):
+        return None
+    named = cast("dict[str, Any]", form)
+    if named.get("type") == "json_object":
+        return {"type": "object"}
+    described: Any = named.get("json_schema")
+    return described.get("schema") if isinstance(described, dict) else None
+
+
+def _is_model(form: Any) -> bool:
+    return isinstance(form, type) and issubclass(form, BaseModel)
+
+
+# what comes back, by entry
+
+
+def _as_it_is(answer: Any, form: Any) -> Any:
+    del form
+    return answer
+
+
+def _with_parsed(message: Any, form: Any) -> Any:
+    ours = _standing_in.get() or "policy_version" in message.response_metadata
+    if not ours or not _is_model(form) or message.tool_calls or "parsed" in message.additional_kwargs:
+        return message
+    parsed = {"parsed": form.model_validate_json(message.text)}
+    return message.model_copy(update={"additional_kwargs": message.additional_kwargs | parsed})
+
+
+async def _with_parsed_later(answer: Awaitable[Any], form: Any) -> Any:
+    return _with_parsed(await answer, form)
+
+
+def _stream_with_parsed(chunks: Iterator[Any], form: Any) -> Iterator[Any]:
+    whole: Any = None
+    for chunk in chunks:
+        whole = chunk if whole is None else whole + chunk
+        yield chunk
+    yield from _last_chunks(whole, form)
+
+
+async def _astream_with_parsed(chunks: AsyncIterator[Any], form: Any) -> AsyncIterator[Any]:
+    whole: Any = None
+    async for chunk in chunks:
+        whole = chunk if whole is None else whole + chunk
+        yield chunk
+    for chunk in _last_chunks(whole, form):
+        yield chunk
+
+
+def _last_chunks(whole: Any, form: Any) -> Iterator[Any]:
+    """What a stream ends with where it has an object to give."""
+    if whole is not None and (found := _with_parsed(whole, form)) is not whole:
+        yield AIMessageChunk(content="", id=whole.id, additional_kwargs={"parsed": found.additional_kwargs["parsed"]})
+
+
+_GIVING_BACK: dict[str, Callable[[Any, Any], Any]] = {
+    "invoke": _with_parsed,
+    "ainvoke": _with_parsed_later,
+    "stream": _stream_with_parsed,
+    "astream": _astream_with_parsed,
+}

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from hrm_agent.async_bridge import ReusedThreads
+from hrm_agent.error_place import place_of
 from hrm_agent.errors import HrmError
 from hrm_agent.rewards.rollout import Rollout, arguments_of, as_score
 from hrm_agent.rewards.rubric import Reward, Rubric
 from hrm_agent.trajectory import JudgeCall, RewardFault, RewardScore
+from hrm_agent.unicode import without_surrogates
 
 __all__ = ["JudgeError", "fault_score", "group_scores", "rollout_score"]
 
@@ -35,7 +37,7 @@ class JudgeError(Exception):
 
 def fault_score(reward: Reward, fault: RewardFault, reason: str, seconds: float = 0.0) -> RewardScore:
     """The score of a function that gave no value."""
-    said = reason[:MAX_REASON_CHARACTERS]
+    said = without_surrogates(reason[:MAX_REASON_CHARACTERS])
     return RewardScore(name=reward.name, weight=reward.weight, fault=fault, reason=said, seconds=seconds)
 
 
@@ -89,7 +91,8 @@ async def _outcome_of(reward: Reward, rollout: Rollout, group: Sequence[Rollout]
         fault = fault_score(reward, RewardFault.JUDGE, str(error), time.monotonic() - began)
         return fault.model_copy(update={"judge_calls": error.calls})
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        at = place_of(error)
+        said = f"{type(error).__name__}: {error}" + (f", at {at}" if at else "")
         return fault_score(reward, RewardFault.RAISED, said, time.monotonic() - began)
 
 

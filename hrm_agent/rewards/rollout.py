@@ -11,6 +11,7 @@ from typing import Any
 from hrm_agent.errors import ConfigError
 from hrm_agent.rewards.rubric import GROUP, STATE, Reward, Rubric, Scored
 from hrm_agent.trajectory import RewardFault, RewardScore, RunStatus, Scoring, Trajectory
+from hrm_agent.unicode import without_surrogates
 
 __all__ = ["Rollout", "arguments_of", "as_score", "scoring_of"]
 
@@ -49,7 +50,7 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
     Raises `ConfigError` for a value that is no number: that is a mistake in the function, whatever it was given.
     """
     scored = given if isinstance(given, Scored) else Scored(given)
-    fault, reason, value = None, scored.reason, scored.value
+    fault, reason, value = None, without_surrogates(scored.reason), scored.value
     if value is not None and not hasattr(value, "__float__"):
         shown = repr(value)[:80]
         raise ConfigError(
@@ -72,12 +73,15 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
     )
 
 
-def scoring_of(rubric: Rubric, code: str, trajectory: Trajectory, scores: Sequence[RewardScore]) -> Scoring:
+def scoring_of(
+    rubric: Rubric, code: str, trajectory: Trajectory, scores: Sequence[RewardScore], *, keeps_truncated: bool = False
+) -> Scoring:
     """The scoring that one trajectory's scores come to.
 
-    A truncated run is not right, whatever it has to show: its outcome is 0, the other rewards stand.
+    A truncated run is not right, whatever it has to show: its outcome is 0, the other rewards stand. `keeps_truncated`:
+    its outcome stands, too, as a reward; that such a run is not right, its status says.
     """
-    cut = trajectory.status is RunStatus.TRUNCATED
+    cut = trajectory.status is RunStatus.TRUNCATED and not keeps_truncated
     scores = [_not_right(s) if cut and s.name == rubric.outcome and s.value is not None else s for s in scores]
     outcome = next(score.value for score in scores if score.name == rubric.outcome)
     counted = [score for score in scores if score.weight != 0]

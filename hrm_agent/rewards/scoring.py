@@ -27,8 +27,8 @@ class _Calls(Protocol):
 class Scorer:
     """A rubric, ready to score."""
 
-    def __init__(self, rubric: Rubric, code: str, calls: _Calls) -> None:
-        self.rubric, self.code, self._calls = rubric, code, calls
+    def __init__(self, rubric: Rubric, code: str, calls: _Calls, *, keeps_truncated: bool = False) -> None:
+        self.rubric, self.code, self._calls, self._keeps_truncated = rubric, code, calls, keeps_truncated
 
     async def score(self, group: Sequence[Rollout]) -> list[Scoring]:
         """A scoring for each rollout of one task, in their order. Raises `HrmError` for a rubric that cannot work."""
@@ -43,7 +43,8 @@ class Scorer:
             scores = {name: given[0] for name, given in each[place].items()}
             scores |= {name: given[place] for one in whole for name, given in one.items()}
             ordered = [scores[part.name] for part in self.rubric.parts]
-            scorings.append(scoring_of(self.rubric, self.code, rollout.trajectory, ordered))
+            keeps = self._keeps_truncated
+            scorings.append(scoring_of(self.rubric, self.code, rollout.trajectory, ordered, keeps_truncated=keeps))
         return scorings
 
 
@@ -71,19 +72,21 @@ async def opened_scorer(
     folder: Path | None = None,
     workers: int = 2,
     environment: Mapping[str, str] | None = None,
+    keeps_truncated: bool = False,
 ) -> AsyncGenerator[Scorer]:
     """A scorer for a rubric by its name, whose functions run in processes of their own, or for one made in a program.
 
     `name`: under which its scorings are stored; empty: the rubric's own. `folder`: where `rubric` is relative to; None:
-    the working directory. `environment`: variables of the processes.
+    the working directory. `environment`: variables of the processes. `keeps_truncated`: as `scoring_of`.
     """
     if not isinstance(rubric, str):
-        yield Scorer(_named(rubric, name or rubric.name or "rubric"), "", _Here(rubric))
+        named = _named(rubric, name or rubric.name or "rubric")
+        yield Scorer(named, "", _Here(rubric), keeps_truncated=keeps_truncated)
         return
     here = str(folder or Path.cwd())
     loaded, code = load_rubric(rubric, here)
     async with RewardPool(loaded, rubric, here, workers=workers, environment=environment) as pool:
-        yield Scorer(_named(loaded, name or loaded.name), code, pool)
+        yield Scorer(_named(loaded, name or loaded.name), code, pool, keeps_truncated=keeps_truncated)
 
 
 def _named(rubric: Rubric, name: str) -> Rubric:

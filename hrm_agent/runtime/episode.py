@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
@@ -25,10 +25,19 @@ from langgraph.errors import GraphRecursionError
 from hrm_agent.draws import record_draws
 from hrm_agent.environment import Environment, using_environment
 from hrm_agent.environment.open import opened_environment
-from hrm_agent.errors import ConfigError, ContextLengthError, HrmError, LeaseLostError, RunError, UnstorableError
+from hrm_agent.errors import (
+    ConfigError,
+    ContextLengthError,
+    HrmError,
+    LeaseLostError,
+    RunError,
+    TemplateRefusalError,
+    UnstorableError,
+)
 from hrm_agent.models import Backend, load_policy, using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.substitute import standing_in
+from hrm_agent.runtime.episode_request import Episode
 from hrm_agent.runtime.execution.answer_path import check_answer_path
 from hrm_agent.runtime.execution.conversation import (
     ANSWER_PATH,
@@ -40,28 +49,25 @@ from hrm_agent.runtime.execution.conversation import (
     takes_turns,
     with_turn,
 )
-from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
 from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph, refuse_other_roles
 from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
+from hrm_agent.runtime.failures import is_repeated, may_follow_from_answers, run_failed
 from hrm_agent.runtime.settings import Durability, RolloutSettings, RunSettings
 from hrm_agent.runtime.telemetry import OnEnd, exporting
 from hrm_agent.store import Lease, RunStore
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.sessions import end_sessions
 from hrm_agent.trajectory import (
-    ForkRef,
     Journal,
     Recording,
     RunStatus,
     Sampling,
     StopReason,
-    TaskRef,
     Trajectory,
     TurnEnd,
-    content_hash,
     recording,
 )
 
@@ -84,65 +90,6 @@ NO_ANSWER: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """One run that is asked for. Its `thread_id` is its identity: the same thread is never run twice."""
-
-    task: TaskRef
-    """The task that the graph is given."""
-    thread_id: str
-    """LangGraph's thread, which the trajectory's id is made from."""
-    graph: Any = "tool_loop"
-    """A built-in graph by name, or `package.module:attribute`, or `./file.py:attribute`; or a graph, a `StateGraph`, or
-    a factory itself."""
-    run_id: str = ""
-    """The collect, eval or training run that asks for it; empty for a single run."""
-    group_id: str = ""
-    """Shared by the rollouts of one task in one step; empty outside of groups."""
-    sample_index: int = 0
-    """Index within the group, from 0."""
-    seed: int | None = None
-    """Base of the seeds of all model calls; None draws them from the system."""
-    context: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """LangGraph's run context: the graph's budgets and options."""
-    verify: Callable[[str], float] | None = None
-    """Scores the final text, in this process; the reward is stored as `correct`."""
-    verify_run: Callable[[Trajectory], float] | None = None
-    """Scores the whole run in place of its final text."""
-
-    @property
-    def graph_name(self) -> str:
-        """By which the record names the graph."""
-        return self.graph if isinstance(self.graph, str) else graph_name(self.graph)
-
-    @property
-    def configurable(self) -> dict[str, Any]:
-        """`config["configurable"]` of the run: its context, as LangGraph's platform gives it to graphs that read it
-        there, then what the task's options name, then the thread.
-        """
-        return {**self.context, **self.task.metadata.get(CONFIGURABLE, {}), "thread_id": self.thread_id}
-
-    @property
-    def trajectory_id(self) -> str:
-        return content_hash("trajectory", self.thread_id)[:16]
-
-    def begun(self, policy: str, policy_version: int = 0, forked_from: ForkRef | None = None) -> Trajectory:
-        """Its trajectory before it has run, from now on."""
-        return Trajectory(
-            id=self.trajectory_id,
-            thread_id=self.thread_id,
-            run_id=self.run_id,
-            group_id=self.group_id,
-            sample_index=self.sample_index,
-            task=self.task,
-            graph=self.graph_name,
-            policy=policy,
-            policy_version=policy_version,
-            forked_from=forked_from,
-            started_at=time.time(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodeRunner:
     """What the episodes of a run share. Episodes run side by side, as tasks of one event loop."""
 
@@ -162,6 +109,9 @@ class EpisodeRunner:
     """The policy answers for chat models that the graph holds itself (`hrm_agent.models.substitute`)."""
     constrain: bool = True
     """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
+    repeats_errors: bool = False
+    """A step that raises after the policy has answered is taken once more, to learn whether it follows from the
+    answers (`hrm_agent.runtime.failures`). Rollouts do so; a single run's effects are not repeated."""
     durability: Durability = "steps"
     """What is committed when: `steps`, each of the graph's steps and calls as it ends; `calls`, each model call, and
     the steps and `python` calls with what is committed next, or some milliseconds later."""
@@ -228,9 +178,10 @@ class EpisodeRunner:
         a breakpoint. `say`: a further user message, on a thread that is on record, however its last turn ended; a turn
         still under way is given up. Needs a graph whose input has `messages`.
 
-        What the graph raises ends up in the trajectory (`failed`); a full context window is a limit like any other
-        (`truncated`). An `HrmError` is what a person can mend (a full disk, no sandbox, a provider that does not
-        answer): it is raised, and the episode can be resumed.
+        What the graph raises ends up in the trajectory (`failed`), with the stop reason `unusable_answer` where it
+        follows from what the policy wrote; a full context window is a limit like any other (`truncated`). An `HrmError`
+        is what a person can mend (a full disk, no sandbox, a provider that does not answer): it is raised, and the
+        episode can be resumed.
         """
         callbacks = StreamCallbacks(on_update, on_chunk, on_event)
         async with opened_graph(episode.graph, episode.configurable) as graph:
@@ -256,36 +207,67 @@ class EpisodeRunner:
             if say is not None:
                 record = await self._take_turn(graph_run, say)
                 graph_run = replace(graph_run, record=record)
-            active = self.record(self.store.journal, episode.seed, _inherited(record))
-            active.run_id = episode.run_id or episode.thread_id
             if episode.graph_name not in BUILTIN_GRAPHS:  # whose nodes draw nothing
                 record_draws()
-            await stack.enter_async_context(self._in_force(active, lease))
             if answer is not NO_ANSWER:
                 graph_run = await graph_run.answering(self.store, answer)
                 record = self._reopen(record)
             begun = record or self.begin(episode)
-            ended = await self._to_end(graph_run, callbacks)
-            if active.broken is not None:  # the graph caught the error; its record has a hole all the same
-                raise active.broken
-            over = self._end(begun, episode, ended)
+            over = await self._to_end(graph_run, begun, episode, lease, callbacks)
         if self.on_end is not None:
             self.on_end(over)
         return over
 
-    async def _to_end(self, graph_run: GraphRun, callbacks: StreamCallbacks) -> TurnEnd:
+    async def _to_end(
+        self, graph_run: GraphRun, begun: Trajectory, episode: Episode, lease: Lease, callbacks: StreamCallbacks
+    ) -> Trajectory:
+        """Run on to the end, and record it. A step that raised may be taken a second time."""
+        inherited, first = _inherited(graph_run.record), None
+        while True:
+            active = self.record(self.store.journal, episode.seed, inherited)
+            active.run_id = episode.run_id or episode.thread_id
+            active.chance_anew = first is not None
+            async with self._in_force(active, lease):
+                ended, error = await self._attempt(graph_run, callbacks)
+                if active.broken is not None:  # the graph caught the error; its record has a hole all the same
+                    raise active.broken
+                if error is not None and (cause := self._cause(error, ended, first, episode)) is not None:
+                    ended = ended.model_copy(update={"stop_reason": cause})
+                    error = None
+                if error is None:
+                    return self._end(begun, episode, ended)
+            first, graph_run = ended, replace(graph_run, record=begun, answers=False)
+
+    def _cause(self, error: Exception, ended: TurnEnd, first: TurnEnd | None, episode: Episode) -> StopReason | None:
+        """Whose doing an error was; None where the step is to be taken once more to tell."""
+        refused = isinstance(error, TemplateRefusalError)
+        if not may_follow_from_answers(error) or not self._has_answered(episode):
+            if refused:  # by what the graph itself asks
+                raise error
+            return StopReason.ERROR
+        if refused or (first is not None and is_repeated(first, ended)):
+            return StopReason.UNUSABLE_ANSWER
+        return None if self.repeats_errors and first is None else StopReason.ERROR
+
+    async def _attempt(self, graph_run: GraphRun, callbacks: StreamCallbacks) -> tuple[TurnEnd, Exception | None]:
         try:
-            return await graph_run.run_to_end(self.store, callbacks)
-        except ContextLengthError:
-            return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.MAX_TOKENS)
-        except UnstorableError as error:  # such as JSON that a model nested a thousand levels deep
-            return _failed(str(error))
-        except HrmError:
-            raise
+            return await graph_run.run_to_end(self.store, callbacks), None
+        except ContextLengthError as error:
+            cut = run_failed(error).model_copy(
+                update={"status": RunStatus.TRUNCATED, "stop_reason": StopReason.MAX_TOKENS}
+            )
+            return cut, None
         except GraphRecursionError:
-            return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.RECURSION_LIMIT)
+            return TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.RECURSION_LIMIT), None
         except Exception as error:
-            return _failed(f"{type(error).__name__}: {error}")
+            if isinstance(error, HrmError) and not isinstance(error, (TemplateRefusalError, UnstorableError)):
+                raise
+            return run_failed(error), error
+
+    def _has_answered(self, episode: Episode) -> bool:
+        """Whether the policy has written something in this run."""
+        record = self.store.journal.trajectory(episode.trajectory_id)
+        return any(call.model == record.policy or not record.policy for call in record.own_calls)
 
     @asynccontextmanager
     async def _in_force(self, active: Recording, lease: Lease) -> AsyncGenerator[None]:
@@ -356,7 +338,8 @@ class EpisodeRunner:
             try:
                 rewards = {"correct": _checked(self._verified(begun, episode, ended))}
             except Exception as error:
-                ended = _failed(f"the verifier failed: {type(error).__name__}: {error}", ended.answer)
+                ended = run_failed(error, StopReason.VERIFIER_ERROR, ended.answer)
+                ended = ended.model_copy(update={"error": f"the verifier failed: {ended.error}"})
         changes: dict[str, Any] = {"rewards": rewards, "ended_at": max(time.time(), begun.started_at)}
         if isinstance(self.backend, str):
             calls = self.store.journal.trajectory(begun.id).own_calls
@@ -365,6 +348,8 @@ class EpisodeRunner:
         return self.store.journal.trajectory(begun.thread_id)
 
     def _verified(self, begun: Trajectory, episode: Episode, ended: TurnEnd) -> float:
+        if ended.stop_reason is StopReason.UNUSABLE_ANSWER:  # a verifier judges answers, and there is none
+            return 0.0
         if episode.verify_run is not None:
             whole = self.store.journal.trajectory(begun.thread_id)
             return episode.verify_run(whole.model_copy(update=ended.model_dump()))
@@ -379,10 +364,6 @@ def _is_over(record: Trajectory | None) -> TypeGuard[Trajectory]:
 def _inherited(record: Trajectory | None) -> set[str]:
     """Ids of the calls that a fork shares with its origin."""
     return {call.id for call in record.calls if call.identity.thread_id != record.thread_id} if record else set()
-
-
-def _failed(error: str, answer: str | None = None) -> TurnEnd:
-    return TurnEnd(status=RunStatus.FAILED, stop_reason=StopReason.ERROR, error=error, answer=answer)
 
 
 def _checked(reward: float) -> float:

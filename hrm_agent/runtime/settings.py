@@ -43,6 +43,8 @@ class RunnerOptions(TypedDict, total=False):
     """The policy answers for chat models that the graph holds itself."""
     constrain: bool
     """Replies are held to the schemas that the graph asks for, where the engine can."""
+    repeats_errors: bool
+    """A step that raises is taken once more, to learn whether that follows from the policy's answers."""
     durability: Durability
     """What is committed when."""
 

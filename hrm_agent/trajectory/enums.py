@@ -71,7 +71,7 @@ class RunStatus(StrEnum):
     TRUNCATED = "truncated"
     """It ended before it was done: at a limit, with a question to a person, or by giving up."""
     FAILED = "failed"
-    """The graph or the verifier raised an error."""
+    """The graph or the verifier raised an error; the stop reason says whose doing that was."""
     ABORTED = "aborted"
     """It was stopped from outside."""
 
@@ -100,14 +100,27 @@ class StopReason(StrEnum):
     INTERRUPT = "interrupt"
     """The graph waits for a person: a question of its own, or a breakpoint."""
     ERROR = "error"
-    """The graph or the verifier raised an error."""
+    """The graph raised an error that is not known to be the policy's doing."""
+    UNUSABLE_ANSWER = "unusable_answer"
+    """The graph, or the chat template, could not go on from what the policy wrote: the run is wrong, not lost."""
+    VERIFIER_ERROR = "verifier_error"
+    """The verifier raised an error, or gave no number from 0 to 1: the run has no reward."""
     ABORTED = "aborted"
     """The run was stopped from outside."""
 
     @property
     def truncates(self) -> bool:
         """True for reasons that end a run before the graph has finished: limits, questions, giving up."""
-        return self not in (StopReason.ANSWER, StopReason.ERROR, StopReason.ABORTED)
+        return self not in _NO_LIMITS
+
+
+_NO_LIMITS = (
+    StopReason.ANSWER,
+    StopReason.ERROR,
+    StopReason.UNUSABLE_ANSWER,
+    StopReason.VERIFIER_ERROR,
+    StopReason.ABORTED,
+)
 
 
 class FinishReason(StrEnum):
@@ -174,7 +187,9 @@ class DropReason(StrEnum):
     NO_GRADIENT = "no_gradient"
     """No call of the group's kept rollouts can be trained on."""
     RUN_FAILED = "run_failed"
-    """The graph or the verifier raised an error."""
+    """The graph raised an error by itself: not on what the policy wrote, or in every rollout of the prompt."""
+    TRUNCATED = "truncated"
+    """It ended at a limit, and the run leaves such rollouts out (`truncated = "leave_out"`)."""
     INFRASTRUCTURE = "infrastructure"
     """A tool call was lost to a machine or a service, so the reward may not be the policy's doing."""
     ABORTED = "aborted"

@@ -365,7 +365,7 @@ _ENDS: dict[RunStatus, frozenset[StopReason | None]] = {
     RunStatus.RUNNING: frozenset({None}),
     RunStatus.COMPLETED: frozenset({StopReason.ANSWER}),
     RunStatus.TRUNCATED: frozenset(reason for reason in StopReason if reason.truncates),
-    RunStatus.FAILED: frozenset({StopReason.ERROR}),
+    RunStatus.FAILED: frozenset({StopReason.ERROR, StopReason.UNUSABLE_ANSWER, StopReason.VERIFIER_ERROR}),
     RunStatus.ABORTED: frozenset({StopReason.ABORTED}),
 }
 

@@ -71,6 +71,8 @@ class Recording:
         """On whose behalf the run asks for shared things, an environment's slots for one."""
         self.thread_id = ""
         """The thread that all calls go on record on; empty: the one that the graph around a call was given."""
+        self.chance_anew = False
+        """True where a step is taken again to see what was chance in it: recorded draws from `random` do not count."""
         self.broken: StoreError | None = None
         """Set when a call could not be written: from then on nothing may be asked, whatever the graph swallows."""
         self._closed = False
@@ -161,7 +163,8 @@ class Recording:
         thread = identity.thread_id
         if thread not in self._recorded_draws:
             self._recorded_draws[thread] = {found.key: found for found in self.journal.draws_of_thread(thread)}
-        return self._recorded_draws[thread].get((identity.task_id, identity.attempt))
+        found = self._recorded_draws[thread].get((identity.task_id, identity.attempt))
+        return found.model_copy(update={"seeds": ()}) if found is not None and self.chance_anew else found
 
     def thread_of_step(self, thread_id: str, step: int) -> str:
         """The thread that a step of `thread_id` was run on: a replay of a fork runs the steps before it, too."""

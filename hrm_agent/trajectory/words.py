@@ -51,7 +51,7 @@ def header_facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
         yield "answered by", models_of(trajectory)
     yield "status", trajectory.status.value + reason
     if trajectory.error:
-        yield "error", trajectory.error
+        yield "error", trajectory.error + (f" ({trajectory.error_at})" if trajectory.error_at else "")
     yield "answer", trajectory.answer
     yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
     inherited = len(trajectory.calls) - len(trajectory.own_calls)

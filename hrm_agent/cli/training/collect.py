@@ -20,6 +20,7 @@ from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.rewards import load_rubric
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
+from hrm_agent.training.eligibility import error_of
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
 from hrm_agent.training.trackers.open import require_trackers, track_result
@@ -69,12 +70,24 @@ def _numbers(trajectories: Sequence[Trajectory], statuses: Counter[str]) -> dict
 
 
 def exit_code(trajectories: Sequence[Trajectory]) -> int:
-    """1, with a line on stderr, if every rollout failed: then it is the set-up that does not work."""
-    if not trajectories or any(trajectory.status is not RunStatus.FAILED for trajectory in trajectories):
-        return 0
-    (error, _), *_ = Counter(trajectory.error or "" for trajectory in trajectories).most_common(1)
-    print(for_terminal(f"hrm-agent: Every rollout failed, most often by: {' '.join(error.split())}"), file=sys.stderr)
-    return 1
+    """1 if every rollout failed, or none has the reward that it was to have: then it is the set-up that does not work.
+
+    A line on stderr says how many failed, or have no reward, and most often by what.
+    """
+    failed = [each for each in trajectories if each.status is RunStatus.FAILED]
+    unscored = [
+        each for each in trajectories if each.status is not RunStatus.FAILED and each.error and not each.rewards
+    ]
+    for found, what in ((failed, "failed"), (unscored, "without a reward")):
+        if found:
+            ((error, at), count), *_ = Counter((error_of(each), each.error_at) for each in found).most_common(1)
+            said = f"Every rollout {what}" if len(found) == len(trajectories) else f"{len(found)} rollouts {what}"
+            if at:
+                print(
+                    for_terminal(f"hrm-agent: {count} of {len(trajectories)} rollouts raised at {at}."), file=sys.stderr
+                )
+            print(for_terminal(f"hrm-agent: {said}, most often by: {error}"), file=sys.stderr)
+    return int(bool(trajectories) and len(failed) + len(unscored) == len(trajectories))
 
 
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:

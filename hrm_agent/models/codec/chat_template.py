@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 from transformers.utils import chat_template_utils
 
 from hrm_agent.bounded import BoundedMap
-from hrm_agent.errors import ModelError
+from hrm_agent.errors import ModelError, TemplateRefusalError
 from hrm_agent.models.codec.control_tokens import ControlTokenGuard
 from hrm_agent.models.codec.messages import answer_text, message_role, message_text
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
@@ -178,10 +178,19 @@ class ChatTemplateCodec:
             rendered, _ = _templates.render_jinja_template(
                 [dicts], tools=tools, chat_template=template, add_generation_prompt=header, **self._variables
             )
-        except TemplateError as error:
-            message = f"The chat template refuses the conversation: {error}."
-            raise ModelError(message, "Check the order of its roles.") from error
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is a program: what it does with an argument may raise anything
+            said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            raise TemplateRefusalError(
+                f"The chat template of {self._named} refuses the conversation: {said.rstrip('.')}.",
+                "What it takes, the template says: the order of roles, how many calls an answer may have, and such.",
+            ) from error
         return rendered[0]
+
+    @property
+    def _named(self) -> str:
+        return str(getattr(self.tokenizer, "name_or_path", "") or "the model")
 
     def _template(self, tools: list[Any] | None) -> str:
         template = self.tokenizer.chat_template

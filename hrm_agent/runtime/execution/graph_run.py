@@ -20,6 +20,7 @@ from hrm_agent.runtime.execution.answer_path import text_at
 from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
+from hrm_agent.unicode import without_surrogates
 
 __all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks", "as_state", "memories_of"]
 
@@ -131,6 +132,11 @@ class GraphRun:
         return TurnEnd(status=status, stop_reason=reason, answer=self._answer(final))
 
     def _answer(self, final: Mapping[str, Any]) -> str | None:
+        """The answer's text. What a node has read out of JSON may hold halves of characters, which no record holds."""
+        said = self._said(final)
+        return None if said is None else without_surrogates(said)
+
+    def _said(self, final: Mapping[str, Any]) -> str | None:
         if self.answer_path:
             return text_at(final, self.answer_path)
         shown = self.graph.output_channels

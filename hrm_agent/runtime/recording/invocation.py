@@ -15,6 +15,7 @@ from langgraph.types import StateSnapshot
 
 from hrm_agent.runtime.execution.conversation import ABORTED
 from hrm_agent.runtime.execution.graph_run import GraphRun, as_state
+from hrm_agent.runtime.failures import run_failed
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.runtime.recording.observation import Observation, OnLoss
 from hrm_agent.store import RunStore
@@ -83,8 +84,7 @@ class Invocation:
         if isinstance(error, GraphRecursionError):
             self.end(TurnEnd(status=RunStatus.TRUNCATED, stop_reason=StopReason.RECURSION_LIMIT))
         elif isinstance(error, Exception):
-            said = f"{type(error).__name__}: {error}"
-            self.end(TurnEnd(status=RunStatus.FAILED, stop_reason=StopReason.ERROR, error=said))
+            self.end(run_failed(error))
         else:
             self.end(ABORTED)
 

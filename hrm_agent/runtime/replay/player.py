@@ -1,9 +1,8 @@
 """True replay: a stored run played again from its recorded answers, with the graph's code as it is now.
 
 No model is called and no tool is run: both answer from the journal (`hrm_agent.runtime.replay.recorded_answers`), on a
-checkpointer in memory, and the states of the graph are compared with the stored ones, byte for byte. So a store of runs
-is a regression test of a graph that costs no model calls. (LangGraph's own "replay" of a checkpoint runs the models
-again.)
+checkpointer in memory, and the states of the graph are compared with the stored ones, byte for byte. (LangGraph's own
+"replay" of a checkpoint runs the models again.)
 
 A thread is played along its lineage, from the first checkpoint to the newest, in segments: each begins at an input, an
 edit or a fork, which is copied from the store. An `interrupt()` is resumed with the recorded value, found by its task
@@ -32,6 +31,7 @@ from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_external_models
+from hrm_agent.models.substitute import read_structured_output
 from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
 from hrm_agent.runtime.execution.graph_run import memories_of
 from hrm_agent.runtime.execution.loading import Graph, load_graph
@@ -144,14 +144,14 @@ class ReplayRun:
         self._resumed = self._recorded_resumes()
         self._draws = store.journal.draws_of(trajectory)
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
+        self._cut = False  # True where the record ends at a request without an answer
         self._last_matching = self._line[0]
         """The newest recorded checkpoint that the replay reached with an equal state."""
 
     async def play(self) -> Replay:
         """The result over all segments."""
-        record_external_models()
-        record_external_tools()
-        record_draws()
+        for begin in (record_external_models, record_external_tools, read_structured_output, record_draws):
+            begin()
         with using_policy(_Silent()):
             try:
                 segments = await self._segments()
@@ -257,7 +257,7 @@ class ReplayRun:
         answers, draws = self._answers(steps, match), RecordedDraws(self._draws, steps, self._places)
         error, asked = await self._run(segment, scratch, answers, draws, paths)
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
-            asked, error = None, None
+            asked, error, self._cut = None, None, True
         return self._judge(segment, scratch, answers, error, asked)
 
     def _stop_at(self, segment: Segment) -> int | None:
@@ -391,7 +391,7 @@ class ReplayRun:
         if isinstance(error, HrmError):
             raise error
         raised = f"{type(error).__name__}: {error}" if error is not None else ""
-        failed = segment.last and self._trajectory.status is RunStatus.FAILED and not segment.finished
+        failed = segment.last and self._trajectory.status is RunStatus.FAILED and not (segment.finished or self._cut)
         expected = (self._trajectory.error or "") if failed else ""
         if raised == expected or (segment.last and error is not None and not segment.finished and not failed):
             return ""

@@ -71,11 +71,15 @@ def rollout_rows(known: RequestHints) -> RowMaker:
             "is_completed": trajectory.status is not RunStatus.RUNNING,
             "is_truncated": trajectory.status is RunStatus.TRUNCATED,
             "stop_condition": trajectory.stop_reason.value if trajectory.stop_reason else None,
-            "error": {"error": "Error", "message": trajectory.error} if trajectory.error else None,
+            "error": {"error": "Error", "message": trajectory.error} if _has_failed(trajectory) else None,
             "trajectory": steps,
         }
 
     return rows
+
+
+def _has_failed(trajectory: Trajectory) -> bool:
+    return trajectory.status is RunStatus.FAILED and bool(trajectory.error)
 
 
 def _completion(steps: list[Row]) -> list[Row]:

@@ -97,7 +97,9 @@ def verifiers_rows(known: RequestHints) -> RowMaker:
             "is_completed": trajectory.status is not RunStatus.RUNNING,
             "ok": trajectory.status is RunStatus.COMPLETED,
             "stop_condition": trajectory.stop_reason.value if trajectory.stop_reason else None,
-            "errors": [{"type": "Error", "message": trajectory.error}] if trajectory.error else [],
+            "errors": [{"type": "Error", "message": trajectory.error}]
+            if trajectory.error and trajectory.status is RunStatus.FAILED
+            else [],
             "timing": {
                 "start": trajectory.started_at,
                 "agent": {"start": trajectory.started_at, "end": trajectory.ended_at or 0.0},
@@ -347,7 +349,9 @@ def ending(row: Row, status: str | None = None) -> dict[str, Any]:
     if errors or status == RunStatus.FAILED:
         last: Any = errors[-1] if errors else said or "unknown"
         text = str(last.get("message") or last.get("error")) if isinstance(last, dict) else str(last)
-        return {"status": RunStatus.FAILED, "stop_reason": StopReason.ERROR, "error": text or "unknown"}
+        ours = said in (StopReason.UNUSABLE_ANSWER, StopReason.VERIFIER_ERROR)
+        reason = StopReason(said) if ours else StopReason.ERROR
+        return {"status": RunStatus.FAILED, "stop_reason": reason, "error": text or "unknown"}
     reason = _stop_of(said, truncated=bool(row.get("is_truncated")))
     done = reason is StopReason.ANSWER
     return {"status": RunStatus.COMPLETED if done else RunStatus.TRUNCATED, "stop_reason": reason}
