@@ -11,13 +11,15 @@ import base64
 import binascii
 import builtins
 import codecs
+import functools
 import html
+import itertools
 import json
 import math
 import operator
 import re
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 __all__ = [
@@ -42,6 +44,15 @@ NOISE = frozenset(
     }
 )
 """Modules that tell of the machine, of the moment, or of chance."""
+WRITERS = frozenset(
+    {
+        *("calendar.day_abbr", "calendar.day_name", "calendar.month_abbr", "calendar.month_name"),
+        *("collections.Counter", "collections.namedtuple", "contextlib", "copy", "dataclasses", "difflib", "enum"),
+        *("functools", "html", "io", "keyword", "pickle", "pprint", "re", "string", "struct", "textwrap", "timeit"),
+        *("types", "unicodedata", "zlib"),
+    }
+)
+"""Modules, and functions of some, that write what they are given otherwise, or choose from it."""
 NOISY_ATTRIBUTES = frozenset(
     {"absolute", "cwd", "exists", "home", "is_dir", "is_file", "iterdir", "now", "resolve", "stat", "today", "utcnow"}
 )
@@ -77,12 +88,26 @@ MODULES: dict[str, dict[str, Any]] = {
     "codecs": {name: getattr(codecs, name) for name in ("decode", "encode")},
     "json": {name: getattr(json, name) for name in ("dumps", "loads")},
     "html": {name: getattr(html, name) for name in ("escape", "unescape")},
+    "functools": {"reduce": functools.reduce},
+    "itertools": {name: getattr(itertools, name) for name in dir(itertools) if not name.startswith("_")},
     "ast": {"literal_eval": ast.literal_eval},
     "operator": {name: getattr(operator, name) for name in ("add", "concat", "itemgetter", "mul", "sub", "truediv")},
 }
 """Modules of which something is called or read; all else of them is unknown."""
 CALCULATES: frozenset[Any] = frozenset(
-    {sum, pow, divmod, operator.add, operator.mul, operator.sub, operator.truediv}
+    {
+        itertools.accumulate,
+        itertools.combinations,
+        itertools.permutations,
+        itertools.product,
+        sum,
+        pow,
+        divmod,
+        operator.add,
+        operator.mul,
+        operator.sub,
+        operator.truediv,
+    }
 ) | frozenset(
     value
     for name, value in MODULES["math"].items()
@@ -165,7 +190,12 @@ def apply(function: Any, args: Sequence[Any], keywords: Mapping[str, Any] = {}) 
     if not _is_bounded(function, own, values):
         raise TooLarge
     result = function(*args, **keywords)
-    return list(result) if isinstance(result, (enumerate, reversed, zip)) else result
+    if not isinstance(result, Iterator):
+        return result
+    items = list(itertools.islice(cast("Iterator[Any]", result), _MOST_ITEMS + 1))
+    if len(items) > _MOST_ITEMS:
+        raise TooLarge
+    return items
 
 
 def _is_bounded(function: Any, own: Any, values: Sequence[Any]) -> bool:

@@ -17,8 +17,9 @@ from hrm_agent.training.retracing import Retraced
 __all__ = ["Known"]
 
 _TOKEN = re.compile(r"[^\W\d]\w*|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_LITERAL = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 _COMMENT = re.compile(r"#[^\n]*")
-_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
 _SMALL = 1000
 """Numbers below it may come out of a long calculation and stand in its code by chance."""
 
@@ -30,12 +31,14 @@ class Known:
         self._tokens: set[str] = set()
         self._outputs: set[str] = set()
         self._marks: set[str] = {"\n", " "}
+        self._letters: set[str] = set()
 
     def read(self, code: str, retraced: Retraced | None) -> None:
         """The code of the next call."""
         self._marks.update(code)
         self._tokens |= _tokens(_COMMENT.sub("", code) if "#" in code else code)
-        for value in retraced.shown if retraced is not None else ():
+        self._letters.update(*_LITERAL.findall(code.casefold()))
+        for value in (*retraced.shown, *retraced.given) if retraced is not None else ():
             if value.kind == GIVEN and value.is_known and is_plain(value.known):
                 self._tokens |= _tokens(str(value.known)) | _tokens(repr(value.known))
 
@@ -50,6 +53,10 @@ class Known:
         self._tokens |= tokens
         return news
 
+    def _is_spelt(self, token: str) -> bool:
+        """Whether it is a word of the letters that stand in texts of the code, however they were put together."""
+        return not token[0].isdigit() and token[0] != "." and (len(token) == 1 or self._letters.issuperset(token))
+
     def _is_news(self, output: str, tokens: frozenset[str], shown: Iterable[Value], retraced: Retraced | None) -> bool:
         values = list(shown)
         highest = max((value.kind for value in values), default=CALCULATED)
@@ -61,7 +68,7 @@ class Known:
         if noise and all(value.is_known or value.is_noise for value in values):
             above = [value.known for value in values if value.kind > GIVEN and is_plain(value.known)]
             tokens = frozenset[str]().union(*(_tokens(str(known)) for known in above))
-        if highest == READ or not tokens <= self._tokens:
+        if highest == READ or any(token not in self._tokens and not self._is_spelt(token) for token in tokens):
             return True
         if not tokens:
             return highest > GIVEN and not self._marks.issuperset(output)

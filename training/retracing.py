@@ -20,25 +20,19 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 from hrm_agent.training.given_values import NOISE
-from hrm_agent.training.retraced_values import (
-    CALCULATED,
-    GIVEN,
-    LONG,
-    UNKNOWN,
-    Expressions,
-    Function,
-    Module,
-    TooLong,
-    Value,
-)
+from hrm_agent.training.retraced_expressions import Expressions
+from hrm_agent.training.retraced_values import CALCULATED, GIVEN, LONG, UNKNOWN, Function, Module, TooLong, Value
 
 __all__ = ["Retraced", "SessionValues"]
 
 _MOST_STEPS = 800
 _MANY_STEPS = 250
+_MADE = (ast.BinOp, ast.Call, ast.JoinedStr, ast.Subscript)
+_MOST_MADE = 20
 _SHOWN = "RESULT"
 """Variable that is shown where the snippet does not end with an expression."""
 
@@ -55,10 +49,14 @@ class _Leave(Exception):
 class Retraced:
     """What one snippet may have shown, and what it left as it was."""
 
-    __slots__ = ("certain", "kept", "long", "shown")
+    __slots__ = ("certain", "given", "kept", "long", "shown")
 
-    def __init__(self, shown: list[Value], kept: frozenset[str], *, long: bool, certain: bool) -> None:
+    def __init__(
+        self, shown: list[Value], given: list[Value], kept: frozenset[str], *, long: bool, certain: bool
+    ) -> None:
         self.shown = shown
+        self.given = given
+        """What stands in code that could not be followed."""
         self.certain = certain
         """Whether no branch had to be guessed."""
         self.kept = kept
@@ -75,6 +73,7 @@ class SessionValues(Expressions):
         super().__init__(problem)
         self._names = self.scopes[0]
         self._certain = True
+        self._given: list[Value] = []
 
     def follow(self, code: str, kept_among: Iterable[str] = ()) -> Retraced | None:
         """The next call; None for one that cannot be read. `kept_among`: names to be looked at for `kept`."""
@@ -85,12 +84,13 @@ class SessionValues(Expressions):
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
         self.shown, self.steps, self.depth, self.control, self._certain = [], _MOST_STEPS, 0, GIVEN, True
+        self._given = []
         before = {name: (value, _image(value)) for name in kept_among if (value := self._names.get(name)) is not None}
         for statement in body:
             self._follow(statement, last=statement is body[-1])
         kept = (name for name, (value, image) in before.items() if _is_kept(self._names.get(name), value, image))
         long = self.steps < _MOST_STEPS - _MANY_STEPS
-        return Retraced(self.shown, frozenset(kept), long=long, certain=self._certain)
+        return Retraced(self.shown, self._given, frozenset(kept), long=long, certain=self._certain)
 
     def _follow(self, statement: ast.stmt, *, last: bool) -> None:
         """A statement of the snippet itself. Names that one sets which takes too long are unknown after it."""
@@ -216,15 +216,22 @@ class SessionValues(Expressions):
         self._block(node.body)
 
     def _define(self, node: ast.FunctionDef) -> None:
-        opaque = node.decorator_list or any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node))
-        self.scopes[-1][node.name] = Value(CALCULATED) if opaque else Value(GIVEN, Function(node, list(self.scopes)))
+        if node.decorator_list or any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node)):
+            return self._opaque(node)
+        self.scopes[-1][node.name] = Value(GIVEN, Function(node, list(self.scopes)))
+        return None
 
-    def _opaque(self, node: ast.ClassDef | ast.AsyncFunctionDef) -> None:
+    def _opaque(self, node: ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef) -> None:
+        """It is not followed; what stands in it is noted, and what follows from that."""
         self.scopes[-1][node.name] = Value(CALCULATED)
+        for each in islice((each for each in ast.walk(node) if isinstance(each, _MADE)), _MOST_MADE):
+            value = self.value(each)
+            self._given += [value] if value.kind == GIVEN else []
 
     def _import(self, node: ast.Import) -> None:
         for each in node.names:
             name = each.asname or each.name.partition(".")[0]
+            self.shown += [Value(GIVEN)] if name == "this" else []  # it prints
             self.scopes[-1][name] = _module(each.name if each.asname else name)
 
     def _import_from(self, node: ast.ImportFrom) -> None:
