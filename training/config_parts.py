@@ -5,11 +5,21 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FieldSerializationInfo,
+    ValidationInfo,
+    field_serializer,
+    model_validator,
+)
 
-from hrm_agent.config import ONE_BY_ONE, ConfigPart
+from hrm_agent.config import ON_RECORD, ONE_BY_ONE, ConfigPart
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import Durability
+from hrm_agent.training.objective_defaults import OWN, Aggregation, ObjectiveName
 
 __all__ = [
     "AdapterPart",
@@ -24,8 +34,6 @@ __all__ = [
     "StoreUrl",
     "TrainingStage",
     "Truncated",
-    "refuse_uncorrected",
-    "refuse_with_ranks",
 ]
 
 
@@ -121,18 +129,21 @@ class LossPart(ConfigPart):
     one role that were put before the same; even, so that a rollout of many tokens weighs as one of few."""
     frozen_roles: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
     """Role, the node that asked, whose calls are context and never trained on, such as critique; repeatable."""
-    objective: Literal["clipped", "cispo", "gspo"] = "clipped"
+    objective: ObjectiveName = "clipped"
     """Loss of a token: clipped, the surrogate of PPO and GRPO; cispo, the log-prob weighed by the clipped ratio, which
-    leaves no token without gradient; gspo, the surrogate with one ratio for a whole rollout."""
-    aggregation: Literal["token", "sequence", "constant"] = "token"
+    leaves no token without gradient; gspo, the surrogate with one ratio for a whole rollout. Where each batch is
+    trained on once, as by default, the ratio is 1, and all three have one gradient."""
+    aggregation: Aggregation | None = None
     """Mean over what: token, all trained tokens (paper); sequence, rollouts, of each the mean of its tokens; constant,
-    rollouts, of each the sum of its tokens over `constant`."""
+    rollouts, of each the sum of its tokens over `constant`; none: sequence for gspo, token for the others."""
     constant: float = Field(default=256.0, gt=0)
     """Tokens by which the sum of a rollout is divided; only under the aggregation constant."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """Lower clip of the probability ratio, below 1. The ratio is 1 where each batch is trained on once."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """Upper clip of the probability ratio, above 1. The ratio is 1 where each batch is trained on once."""
+    clip_low: float | None = Field(default=None, gt=0, lt=1)
+    """Lower clip of the probability ratio, below 1, which it is where each batch is trained on once; none: 0.2, for
+    gspo 3e-4; cispo has none."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """Upper clip of the probability ratio, above 1, which it is where each batch is trained on once; none: 0.28, for
+    gspo 4e-4, for cispo 4."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Largest loss of a token with a negative weight, as a multiple of it; none: unbounded (paper)."""
     kl_coef: float = Field(default=0.0, ge=0)
@@ -157,15 +168,27 @@ class LossPart(ConfigPart):
     """Most tokens, padding included, of one forward pass."""
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
-        if self.dual_clip is not None and self.objective != "clipped":
-            raise ConfigError(f"dual_clip has no effect here: the objective is {self.objective}.", "Leave it out.")
+    def _goes_together(self, info: ValidationInfo) -> Self:
+        if self.objective == "cispo" and self.clip_low is not None and info.context == ON_RECORD:
+            return self.model_copy(update={"clip_low": None})  # an earlier version wrote it down
+        for key, acts in (("dual_clip", self.objective == "clipped"), ("clip_low", self.objective != "cispo")):
+            if getattr(self, key) is not None and not acts:
+                raise ConfigError(f"{key} has no effect here: the objective is {self.objective}.", "Leave it out.")
         if self.correction != "none" and self.old_logprobs == "engine":
             raise ConfigError(
                 "correction has no effect here: with old_logprobs engine the ratio is the engine's already.",
                 "Take old_logprobs trainer, or leave correction out.",
             )
         return self
+
+    @field_serializer("aggregation", "clip_high", "clip_low", when_used="json")
+    def _as_taken(self, value: Any, info: FieldSerializationInfo) -> Any:
+        """What is printed and saved is what is taken; a configuration that others are merged with keeps its None."""
+        return self.own(info.field_name or "") if value is None else value
+
+    def own(self, key: str) -> Any:
+        """What the objective has for a key that was not given; None for one that no objective has."""
+        return getattr(OWN[self.objective], key, None)
 
 
 class EnginesPart(ConfigPart):
@@ -286,9 +309,9 @@ class OptimPart(ConfigPart):
     """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
     warmup_steps: int = Field(default=0, ge=0)
     """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none (paper: 20)."""
-    cooldown: float = Field(default=0.67, ge=0, le=1)
-    """Share of the steps, the last ones, in which the learning rate falls to almost nothing (paper: none). 0 for a run
-    that is to be prolonged later: with another number of steps the fall would have begun elsewhere."""
+    cooldown: float = Field(default=0.0, ge=0, le=1)
+    """Share of the steps, the last ones, in which the learning rate falls to almost nothing (demo: 0.67); 0: it stays
+    (paper), and the run can be prolonged later: with another number of steps a fall would have begun elsewhere."""
     fall: Literal["linear", "cosine"] = "linear"
     """The line along which the learning rate falls in the cool-down."""
     least_rate: float = Field(default=0.0, ge=0, le=1)
@@ -362,35 +385,3 @@ class TrainingStage(BaseModel):
     (paper: 8 in stage 3); 0: none is left out."""
     plateau: int = Field(default=0, ge=0)
     """The stage ends after so many steps in which the share of right rollouts reached no new best; 0: never early."""
-
-
-def refuse_uncorrected(rollout: RolloutPart, loss: LossPart, samples: int) -> None:
-    """Raise `ConfigError` where older weights sample and nothing corrects for it, or one of `samples` is a quorum."""
-    behind, share = rollout.versions_behind, rollout.group_quorum
-    older = f"versions_behind = {behind}" if behind else "carry_over" if rollout.carry_over else ""
-    if older and loss.correction == "none" and loss.old_logprobs != "engine":
-        raise ConfigError(
-            f"{older} trains on tokens of older weights, and nothing corrects for that.",
-            "Set correction = token, which weighs each by the ratio of its probabilities, or old_logprobs = engine.",
-        )
-    if share < 1 and share * samples <= 1:
-        raise ConfigError(
-            f"group_quorum = {share:g} is one of {samples} rollouts, and one alone teaches nothing.",
-            f"Set it above {1 / samples:g}.",
-        )
-
-
-def refuse_with_ranks(rollout: RolloutPart, optim: OptimPart, adapter: AdapterPart, *, on_record: bool) -> None:
-    """Raise `ConfigError` for what several processes cannot do, or do in another way."""
-    whole = "whole weights on each process: take ddp" if optim.sharding == "fsdp2" else ""
-    for given, what, hint in (
-        (on_record, "--from", "Learn from what is on record in one process."),
-        (rollout.processes > 1, "processes", "Each rank runs graphs already: start more ranks."),
-        (rollout.ray, "ray", "Each rank runs graphs already: start more ranks."),
-        (rollout.versions_behind > 0, "versions_behind", "Several ranks take their steps one after the other."),
-        (rollout.carry_over, "carry_over", "Leave it out: what a rank has cut off stays on record."),
-        (whole and adapter.lora_rank > 0, "lora_rank", f"An adapter needs {whole}."),
-        (whole and optim.optimizer == "adamw8bit", "optimizer = adamw8bit", f"8 bits need {whole}."),
-    ):
-        if optim.sharding != "none" and given:
-            raise ConfigError(f"sharding = {optim.sharding} does not go with {what}.", hint)

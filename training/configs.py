@@ -32,9 +32,8 @@ from hrm_agent.training.config_parts import (
     SelectPart,
     StoreUrl,
     TrainingStage,
-    refuse_uncorrected,
-    refuse_with_ranks,
 )
+from hrm_agent.training.config_rules import QUOTA_KEYS, conditions, ratio_moves, refuse_uncorrected, refuse_with_ranks
 from hrm_agent.training.trackers.settings import TRACK_KEYS, TrackSettings
 
 __all__ = [
@@ -58,9 +57,6 @@ FREE_ON_RESUME = frozenset(
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
 FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
 """Keys that may change when a training is resumed. It looks at data and steps itself: a run may be prolonged."""
-
-_QUOTA_KEYS = ("min_positives", "min_negatives")
-_DRAW_KEYS = ("selection", "penalty_eps", "penalties")
 
 TANK = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. "
@@ -127,11 +123,12 @@ class SftConfig(CheckpointSettings):
     learning_rate: float = Field(default=3e-3, gt=0)
     """AdamW's learning rate between warm-up and cool-down."""
     matrix_learning_rate: float = Field(default=0.02, gt=0)
-    """Muon's learning rate between warm-up and cool-down; of no effect without Muon."""
-    warmup_steps: int = Field(default=30, ge=0)
+    """Muon's learning rate between warm-up and cool-down."""
+    warmup_steps: int = Field(default=0, ge=0)
     """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none."""
-    cooldown: float = Field(default=0.5, ge=0, le=1)
-    """Share of the steps, the last ones, in which the learning rate falls to almost nothing."""
+    cooldown: float = Field(default=0.0, ge=0, le=1)
+    """Share of the steps, the last ones, in which the learning rate falls to almost nothing; 0: it stays, and the run
+    can be prolonged later."""
     fall: Literal["linear", "cosine"] = "linear"
     """The line along which the learning rate falls in the cool-down."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -144,6 +141,18 @@ class SftConfig(CheckpointSettings):
     """Steps from one checkpoint to the next; what comes after the last one is taken again when a run is resumed."""
     seed: int = 0
     """Decides the order of the conversations."""
+
+    @model_validator(mode="after")
+    def _every_key_acts(self, info: ValidationInfo) -> Self:
+        """A value that changes nothing is refused; of a run on record, which an earlier version took, it stays."""
+        for key, acts, why in (
+            ("matrix_learning_rate", self.optimizer == "muon", "the optimizer is adamw"),
+            ("fall", self.cooldown > 0, "without cooldown the learning rate does not fall"),
+        ):
+            default = type(self).model_fields[key].default
+            if not acts and getattr(self, key) != default and info.context != ON_RECORD:
+                raise ConfigError(f"{key} has no effect here: {why}.", f"Leave it out, or at {default}.")
+        return self
 
 
 class FineTuneConfig(SftConfig, TrackSettings):
@@ -238,52 +247,22 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         An earlier version took it, so that of a run on record is the default.
         """
         unused: dict[str, dict[str, Any]] = {}
-        algorithm = self.select.algorithm
-        by_roc = f"only grpo-roc selects by it, and the algorithm is {algorithm}"
-        for table, keys, acts, why in (
-            (
-                "loss",
-                ("clip_low", "clip_high"),
-                self.optim.epochs * self.optim.mini_batches > 1 or self.loss.old_logprobs == "engine" or self.source,
-                "each batch is trained on once, so the ratio is 1 and nothing is clipped",
-            ),
-            (
-                "evaluation",
-                ("patience", "eval_problems"),
-                self.evaluation.eval_every > 0,
-                "nothing is evaluated without eval_every",
-            ),
-            (
-                "loss",
-                ("correction_cap", "correction_mode"),
-                self.loss.correction != "none",
-                "nothing is corrected without correction",
-            ),
-            (
-                "rollout",
-                ("on_publish",),
-                self.rollout.versions_behind > 0,
-                "without versions_behind nothing is under way when weights are published",
-            ),
-            (
-                "rollout",
-                ("group_deadline", "carry_over"),
-                self.rollout.group_quorum < 1,
-                "without group_quorum all rollouts are waited for",
-            ),
-            ("rollout", ("oversampling",), algorithm != "grpo", "grpo samples G rollouts and trains on all of them"),
-            ("select", _QUOTA_KEYS, algorithm.startswith("grpo-roc"), by_roc),
-            ("select", _DRAW_KEYS, algorithm == "grpo-roc", by_roc),
+        for table, keys, acts, why in conditions(
+            self.rollout, self.select, self.loss, self.optim, self.evaluation, on_record=bool(self.source)
         ):
             part: BaseModel = getattr(self, table)
             for key in keys:
                 default = type(part).model_fields[key].default
-                if not acts and getattr(part, key) != default:
+                own = part.own(key) if isinstance(part, LossPart) else None
+                if not acts and getattr(part, key) not in (default, own):
                     unused.setdefault(table, {})[key] = default
                     if info.context == ON_RECORD:
                         continue
-                    raise ConfigError(f"{key} has no effect here: {why}.", f"Leave it out, or at {default}.")
-        for key in _QUOTA_KEYS:
+                    hint = f"Leave it out, or at {default if own is None else own}."
+                    raise ConfigError(
+                        f"{key} has no effect here: {why}.", hint if default is not None else "Leave it out."
+                    )
+        for key in QUOTA_KEYS:
             least, half = unused.get("select", {}).get(key, getattr(self.select, key)), self.rollout.group_size // 2
             if least > max(half, SelectPart.model_fields[key].default):
                 raise ConfigError(
@@ -293,9 +272,15 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         return self.model_copy(update=update) if update else self
 
     @model_validator(mode="after")
-    def _passes_go_together(self) -> Self:
+    def _passes_go_together(self, info: ValidationInfo) -> Self:
         """Ways to compute that are right alone and wrong together."""
         optim, loss = self.optim, self.loss
+        mean = loss.aggregation or loss.own("aggregation")
+        if loss.credit == "even" and mean == "sequence" and info.context != ON_RECORD:
+            raise ConfigError(
+                "credit = even does not go with aggregation = sequence: both divide a rollout by its tokens.",
+                "Take one of the two: aggregation = token with even, or sequence with another credit.",
+            )
         if optim.gradient_checkpointing and loss.forward != "padded":
             raise ConfigError(
                 f"gradient_checkpointing does not go with forward = {loss.forward}: layers are computed again when the "
@@ -359,6 +344,18 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         own = [stage.tasks for stage in self.stages if stage.tasks is not None and stage.tasks != self.tasks]
         return tuple(dict.fromkeys(own))
 
+    @property
+    def same_as_clipped(self) -> str:
+        """Why the objective makes no difference here, in one line; empty where it does."""
+        loss, optim = self.loss, self.optim
+        if loss.objective == "clipped" or ratio_moves(loss, optim, on_record=bool(self.source)):
+            return ""
+        mean = loss.aggregation or loss.own("aggregation")
+        return (
+            f"Each batch is trained on once, so the ratio is 1 and objective = {loss.objective} has the gradient of "
+            f"clipped with aggregation = {mean}. They differ with --mini-batches or --epochs above 1."
+        )
+
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
         own: RunnerOptions = {"stand_in": True, "constrain": False, "repeats_errors": True}
@@ -388,8 +385,8 @@ class DemoConfig(BaseModel):
 
     from_scratch: bool = False
     """Train the cold-start model instead of using the one that the package ships."""
-    train: GrpoConfig = GrpoConfig()
-    """The reinforcement learning between the two evaluations."""
+    train: GrpoConfig = GrpoConfig.of(cooldown=0.67)
+    """The reinforcement learning between the two evaluations; it cools down for most of the way."""
     eval_problems: int = Field(default=256, ge=1)
     """Held-out problems that the policy is evaluated on, the same before and after training."""
     problem: str = TANK

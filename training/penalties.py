@@ -35,9 +35,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hrm_agent.tools.fenced import block_ids
-from hrm_agent.tools.python_tool import NO_OUTPUT, python, python_stateless
+from hrm_agent.tools.python_tool import DIFFERS, LOST, NO_OUTPUT, python, python_stateless
 from hrm_agent.tools.sessions import scope_of
 from hrm_agent.training.code_facts import CodeFacts, code_facts
+from hrm_agent.training.novelty import Known
+from hrm_agent.training.retracing import SessionValues
 from hrm_agent.trajectory import Call, ToolCall, ToolStatus, Trajectory
 from hrm_agent.trajectory.forest import conversations
 
@@ -52,6 +54,7 @@ __all__ = [
     "policy_tool_calls",
 ]
 
+_NOTES = (LOST, DIFFERS.partition("{}")[0])
 _BLANK = re.compile(r"#[^\n]*|\s+")
 
 
@@ -82,15 +85,15 @@ class CountedCalls:
         return error_share(self.failed, self.effective)
 
 
-def count_calls(tool_calls: Sequence[ToolCall]) -> CountedCalls:
-    """The calls of one rollout, in their order."""
+def count_calls(tool_calls: Sequence[ToolCall], problem: str = "") -> CountedCalls:
+    """The calls of one rollout, in their order; `problem` is the text that it was given."""
     ended = [call for call in tool_calls if call.status not in (None, ToolStatus.INFRASTRUCTURE)]
     failed: dict[tuple[str, str], ToolCall] = {}
     for call in ended:
         if _failed(call):
             failed.setdefault(_asked(call), call)
     known = {_form(call): call for call in reversed(failed.values())}
-    effective = _effective([call for call in ended if not _failed(call)])
+    effective = _effective([looked for looked in _looked(ended, problem) if not _failed(looked.call)])
     good = [call for call in effective if _asked(call) not in failed and _form(call) not in known]
     counted = frozenset(call.tool_call_id for call in (*known.values(), *good))
     padding = frozenset(call.tool_call_id for call in ended) - counted
@@ -146,43 +149,84 @@ def _failed(call: ToolCall) -> bool:
     return call.status is not None and call.status.is_policy_failure
 
 
-def _effective(went_well: Sequence[ToolCall]) -> list[ToolCall]:
-    """Those that showed something, or left a variable that a later one of them takes."""
-    first: dict[str, ToolCall] = {}
-    for call in went_well:
-        first.setdefault(_form(call), call)
+class _Looked:
+    """A call of the session that it belongs to, with what its code is and what it showed."""
+
+    __slots__ = ("call", "facts", "news", "session", "sets")
+
+    def __init__(self, call: ToolCall, session: str, seen: _Session) -> None:
+        self.call = call
+        self.session = session
+        self.facts = _facts(call)
+        self.news: bool | None = None
+        """Whether it showed something that was not known before; None: the record does not say."""
+        self.sets: frozenset[str] = frozenset()
+        """Variables that it set to something else, or changed."""
+        code = _code(call)
+        if code is None or self.facts is None or not self.facts.form:
+            return
+        left = self.facts.sets | self.facts.changes if call.name == python.name else frozenset[str]()
+        values = seen.values if call.name == python.name else SessionValues(seen.values.problem)
+        retraced = values.follow(code, left)
+        seen.known.read(code, retraced)
+        self.sets = left - retraced.kept if retraced is not None else left
+        output = _output(call)
+        if output and not _failed(call):
+            self.news = seen.known.has_news(output, retraced) and not self.facts.recites
+        elif output is not None:
+            self.news = False
+
+
+class _Session:
+    def __init__(self, problem: str) -> None:
+        self.values = SessionValues(problem)
+        self.known = Known()
+
+
+def _looked(calls: Iterable[ToolCall], problem: str) -> list[_Looked]:
+    sessions: dict[str, _Session] = {}
+    found: list[_Looked] = []
+    for call in calls:
+        session = _session(call)
+        found.append(_Looked(call, session, sessions.setdefault(session, _Session(problem))))
+    return found
+
+
+def _effective(went_well: Sequence[_Looked]) -> list[ToolCall]:
+    """Those that showed something new, or left a variable that a later one of them takes."""
+    first: dict[str, _Looked] = {}
+    for looked in went_well:
+        first.setdefault(_form(looked.call), looked)
     distinct = list(first.values())
     through = _through(distinct)
     taken: dict[str, set[str]] = defaultdict(set)
     found: list[ToolCall] = []
-    for call in reversed(distinct):
-        facts = _facts(call)
+    for looked in reversed(distinct):
+        call, facts = looked.call, looked.facts
         if facts is None:
-            found += [call] if _showed(call, may_show=True) else []
+            found += [call] if _output(call) or _output(call) is None else []
             continue
-        names = taken[_session(call)]
+        names = taken[looked.session]
         if facts.renames:
             for new, old in reversed(facts.renames):
                 if new in names:
                     names.remove(new)
-                    names |= _reach({old}, through[_session(call)])
+                    names |= _reach({old}, through[looked.session])
             continue
-        showed = not facts.recites and _showed(call, may_show=facts.shows)
-        left = facts.sets | facts.changes if call.name == python.name else frozenset[str]()
-        if facts.form and (showed or left & names):
+        showed = facts.shows and not facts.recites if looked.news is None else looked.news
+        if facts.form and (showed or looked.sets & names):
             found.append(call)
             names -= facts.sets
-            names |= _reach(facts.reads, through[_session(call)])
+            names |= _reach(facts.reads, through[looked.session])
     return found[::-1]
 
 
-def _through(calls: Iterable[ToolCall]) -> dict[str, dict[str, set[str]]]:
+def _through(calls: Iterable[_Looked]) -> dict[str, dict[str, set[str]]]:
     """By session, what the functions that are defined in it take from it."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for call in calls:
-        facts = _facts(call)
-        for name, free in facts.through if facts is not None else ():
-            found[_session(call)][name] |= free
+    for looked in calls:
+        for name, free in looked.facts.through if looked.facts is not None else ():
+            found[looked.session][name] |= free
     return found
 
 
@@ -227,16 +271,16 @@ def _session(call: ToolCall) -> str:
     return "" if call.name != python.name else f"{call.identity.thread_id} {scope_of(call.identity)}"
 
 
-def _showed(call: ToolCall, *, may_show: bool) -> bool:
-    """Whether the model was shown anything of the code; `may_show` decides where the record does not say.
+def _output(call: ToolCall) -> str | None:
+    """What the model was shown of the code, empty if nothing; None where the record does not say.
 
-    The text that it read does not tell: a note on the session may stand before it.
+    Of the text that it read, notes on the session are left out.
     """
     if call.stdout or call.value is not None:
-        return bool(call.stdout.strip() or call.value)
-    if not call.content.strip():
-        return may_show
-    return not call.content.endswith(NO_OUTPUT)
+        return f"{call.stdout}\n{call.value or ''}".strip()
+    lines = [line for line in call.content.splitlines() if not line.startswith(_NOTES)]
+    text = "\n".join(lines).strip()
+    return None if not call.content.strip() else "" if text.endswith(NO_OUTPUT) else text
 
 
 def _only_pads(call: Call, tools: CountedCalls) -> bool:

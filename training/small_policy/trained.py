@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hrm_agent.training.checkpoints import MANIFEST
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.configs import DemoConfig
 from hrm_agent.training.grpo import train
 
 __all__ = ["REINFORCEMENT", "build_trained"]
 
-REINFORCEMENT = GrpoConfig()
+REINFORCEMENT = DemoConfig().train
 """The recipe, which is the demo's; start and seed are replaced by the caller's. It learns fast, for each step costs the
 roles a little, and cools down for most of the way: at the full rate, each step moves the figures by some hundredths."""
 CARD = Path(__file__).with_name("trained_card.md")

@@ -106,6 +106,8 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     from hrm_agent.training.trackers.open import require_trackers, tracking
     from hrm_agent.training.verdicts import when_learning_stopped, why_nothing_was_learnt
 
+    if config.same_as_clipped:
+        remark(config.same_as_clipped)
     # Before there is a folder: what cannot be trained leaves nothing behind.
     require_trackers(config)
     model_folder(config.policy, adapter=config.adapter.lora_rank > 0)

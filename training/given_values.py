@@ -1,0 +1,222 @@
+"""Python's own functions that make nothing new of what is given, and bounds within which they may be called here.
+
+What a policy wrote decides the arguments, in the trainer's process: all are plain data, and small enough for the result
+to be small. What is refused here is no less allowed in the sandbox; it is only not retraced.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import builtins
+import codecs
+import functools
+import html
+import itertools
+import json
+import math
+import operator
+import re
+import string
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+__all__ = [
+    "CALCULATES",
+    "FUNCTIONS",
+    "MODULES",
+    "NOISE",
+    "NOISY_ATTRIBUTES",
+    "OPERATORS",
+    "REWRITES",
+    "TooLarge",
+    "apply",
+    "is_plain",
+    "method",
+]
+
+NOISE = frozenset(
+    {
+        *("ctypes", "datetime.now", "gc", "getpass", "hashlib", "importlib", "inspect", "locale", "logging"),
+        *("multiprocessing", "os", "platform", "random", "resource", "secrets", "shutil", "signal", "site", "socket"),
+        *("subprocess", "sys", "sysconfig", "tempfile", "this", "threading", "time", "traceback", "uuid", "warnings"),
+    }
+)
+"""Modules that tell of the machine, of the moment, or of chance."""
+WRITERS = frozenset(
+    {
+        *("calendar.day_abbr", "calendar.day_name", "calendar.month_abbr", "calendar.month_name"),
+        *("collections.Counter", "collections.namedtuple", "contextlib", "copy", "dataclasses", "difflib", "enum"),
+        *("functools", "html", "io", "keyword", "pickle", "pprint", "re", "string", "struct", "textwrap", "timeit"),
+        *("types", "unicodedata", "zlib"),
+    }
+)
+"""Modules, and functions of some, that write what they are given otherwise, or choose from it."""
+NOISY_ATTRIBUTES = frozenset(
+    {"absolute", "cwd", "exists", "home", "is_dir", "is_file", "iterdir", "now", "resolve", "stat", "today", "utcnow"}
+)
+"""Attributes that do, of whatever object."""
+_NAMES = (
+    *("abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable", "chr", "complex", "dict"),
+    *(
+        "divmod",
+        "enumerate",
+        "float",
+        "format",
+        "frozenset",
+        "filter",
+        "hex",
+        "int",
+        "isinstance",
+        "iter",
+        "len",
+        "list",
+        "map",
+        "max",
+    ),
+    *("min", "next", "oct", "ord", "pow", "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum"),
+    *("tuple", "zip"),
+)
+FUNCTIONS: dict[str, Any] = {name: getattr(builtins, name) for name in _NAMES}
+"""Builtin functions that are called."""
+MODULES: dict[str, dict[str, Any]] = {
+    "math": {name: getattr(math, name) for name in dir(math) if not name.startswith("_")},
+    "string": {name: value for name, value in vars(string).items() if isinstance(value, str)},
+    "base64": {name: getattr(base64, name) for name in ("b16decode", "b32decode", "b64decode", "b64encode")},
+    "binascii": {name: getattr(binascii, name) for name in ("a2b_hex", "b2a_hex", "hexlify", "unhexlify")},
+    "codecs": {name: getattr(codecs, name) for name in ("decode", "encode")},
+    "json": {name: getattr(json, name) for name in ("dumps", "loads")},
+    "html": {name: getattr(html, name) for name in ("escape", "unescape")},
+    "functools": {"reduce": functools.reduce},
+    "itertools": {name: getattr(itertools, name) for name in dir(itertools) if not name.startswith("_")},
+    "ast": {"literal_eval": ast.literal_eval},
+    "operator": {name: getattr(operator, name) for name in ("add", "concat", "itemgetter", "mul", "sub", "truediv")},
+}
+"""Modules of which something is called or read; all else of them is unknown."""
+CALCULATES: frozenset[Any] = frozenset(
+    {
+        itertools.accumulate,
+        itertools.combinations,
+        itertools.permutations,
+        itertools.product,
+        sum,
+        pow,
+        divmod,
+        operator.add,
+        operator.mul,
+        operator.sub,
+        operator.truediv,
+    }
+) | frozenset(
+    value
+    for name, value in MODULES["math"].items()
+    if callable(value) and name not in ("ceil", "copysign", "fabs", "floor", "isfinite", "isinf", "isnan", "trunc")
+)
+"""Functions whose result may be new; the others only choose, count, or write otherwise."""
+REWRITES: frozenset[Any] = frozenset({ascii, bool, bytes, float, format, int, list, repr, str, tuple})
+"""Functions that give the same in another form."""
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.LShift: operator.lshift,
+    ast.Mod: operator.mod,
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+    ast.RShift: operator.rshift,
+    ast.Sub: operator.sub,
+}
+_METHODS_OF = (str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, complex)
+_ATOMS = (float, complex, type(None), slice, type)
+_WIDENS = re.compile(r"\d{4}|\*|\{[^}]*\{")
+"""In a format: a width of four figures, or one that an argument gives."""
+_OF_NUMBERS = {
+    *("abs", "add", "and_", "bin", "bool", "complex", "divmod", "float", "floordiv", "hex", "int", "is_integer", "len"),
+    *("list", "max", "min", "mod", "mul", "oct", "or_", "ord", "repr", "round", "rshift", "set", "sorted", "str"),
+    *("sub", "sum", "truediv", "tuple", "xor"),
+}
+"""Functions whose result is not much larger than their arguments, however large a number among them is."""
+_MOST_CHARACTERS = 2000
+_MOST_ITEMS = 1000
+_MOST_BITS = 512
+_MOST_EXPONENT = 64
+
+
+class TooLarge(Exception):
+    """The result might take long, or much memory."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is data without code of its own, and small with all that is in it."""
+    waiting, left = [value], _MOST_ITEMS
+    while waiting:
+        each = waiting.pop()
+        left -= 1
+        if isinstance(each, int):
+            left = left if each.bit_length() <= _MOST_BITS else -1
+        elif isinstance(each, range):
+            left = left - len(each) if max(abs(each.start), abs(each.stop)) < 2**40 else -1
+        elif isinstance(each, (str, bytes, bytearray)):
+            left = left if len(each) <= _MOST_CHARACTERS else -1
+        elif isinstance(each, (dict, frozenset, list, set, tuple)):
+            items = cast("Collection[Any]", each.items() if isinstance(each, dict) else each)
+            left -= len(items)
+            waiting += items if left >= 0 else ()
+        elif not isinstance(each, _ATOMS):
+            return False
+        if left < 0:
+            return False
+    return True
+
+
+def method(value: Any, name: str) -> Any:
+    """A method of plain data that may be called; None for another attribute."""
+    if name.startswith("_") or not isinstance(value, _METHODS_OF):
+        return None
+    found = getattr(value, name, None)
+    return found if callable(found) else None
+
+
+def apply(function: Any, args: Sequence[Any], keywords: Mapping[str, Any] = {}) -> Any:
+    """The result; raises `TooLarge` where it might be large, and whatever the function raises."""
+    values = [*args, *keywords.values()]
+    own = getattr(function, "__self__", None)
+    if not all(map(is_plain, values)) or (isinstance(own, _METHODS_OF) and not is_plain(own)):
+        raise TooLarge
+    if not _is_bounded(function, own, values):
+        raise TooLarge
+    result = function(*args, **keywords)
+    if not isinstance(result, Iterator):
+        return result
+    items = list(itertools.islice(cast("Iterator[Any]", result), _MOST_ITEMS + 1))
+    if len(items) > _MOST_ITEMS:
+        raise TooLarge
+    return items
+
+
+def _is_bounded(function: Any, own: Any, values: Sequence[Any]) -> bool:
+    name: str = getattr(function, "__name__", "")
+    pattern = own if name == "format" and isinstance(own, str) else values[-1] if function is format else None
+    if name == "mod" and isinstance(values[0], (str, bytes)):
+        pattern = str(values[0])
+    if pattern is not None:
+        return not _WIDENS.search(str(pattern))
+    if name in ("pow", "lshift"):
+        return len(values) == 2 and isinstance(values[1], int | float) and abs(values[1]) <= _MOST_EXPONENT
+    if name in ("decode", "encode") and not isinstance(own, _METHODS_OF):  # bz2 and zip make much of little
+        return values[-1] in ("ascii", "base64", "hex", "rot13", "rot_13", "utf-8", "utf8")
+    if name in ("replace", "join"):
+        return sum(map(_length, values)) * (1 + _length(own)) <= 100 * _MOST_CHARACTERS
+    if name == "mul" and any(map(_length, values)):
+        return all(abs(each) <= _MOST_ITEMS for each in values if isinstance(each, int))
+    return name in _OF_NUMBERS or all(abs(each) <= _MOST_ITEMS for each in values if isinstance(each, int))
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return sum(map(_length, cast("list[Any]", value)))
+    return len(value) if hasattr(value, "__len__") else 0

@@ -1,0 +1,97 @@
+"""Whether a call showed something that was not known before it: what came out is compared with what went in.
+
+Words and numbers count as known where they stand in this or an earlier snippet of the session, are made of such
+without working anything out (`hrm_agent.training.retracing`), or were shown before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from hrm_agent.training.given_values import is_plain
+from hrm_agent.training.retraced_values import CALCULATED, GIVEN, LONG, READ, Value
+from hrm_agent.training.retracing import Retraced
+
+__all__ = ["Known"]
+
+_TOKEN = re.compile(r"[^\W\d]\w*|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_LITERAL = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
+_COMMENT = re.compile(r"#[^\n]*")
+_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
+_SMALL = 1000
+"""Numbers below it may come out of a long calculation and stand in its code by chance."""
+
+
+class Known:
+    """The words and numbers of a session, call by call."""
+
+    def __init__(self) -> None:
+        self._tokens: set[str] = set()
+        self._outputs: set[str] = set()
+        self._marks: set[str] = {"\n", " "}
+        self._letters: set[str] = set()
+
+    def read(self, code: str, retraced: Retraced | None) -> None:
+        """The code of the next call."""
+        self._marks.update(code)
+        self._tokens |= _tokens(_COMMENT.sub("", code) if "#" in code else code)
+        self._letters.update(*_LITERAL.findall(code.casefold()))
+        for value in (*retraced.shown, *retraced.given) if retraced is not None else ():
+            if value.kind == GIVEN and value.is_known and is_plain(value.known):
+                self._tokens |= _tokens(str(value.known)) | _tokens(repr(value.known))
+
+    def has_news(self, output: str, retraced: Retraced | None) -> bool:
+        """Whether `output`, of the code that was read last, shows anything; it is known from now on."""
+        output = output.strip()
+        tokens = _tokens(_ADDRESS.sub("", output))
+        news = output not in self._outputs and self._is_news(
+            output, tokens, retraced.shown if retraced else (), retraced
+        )
+        self._outputs.add(output)
+        self._tokens |= tokens
+        return news
+
+    def _is_spelt(self, token: str) -> bool:
+        """Whether it is a word of the letters that stand in texts of the code, however they were put together."""
+        return not token[0].isdigit() and token[0] != "." and (len(token) == 1 or self._letters.issuperset(token))
+
+    def _is_news(self, output: str, tokens: frozenset[str], shown: Iterable[Value], retraced: Retraced | None) -> bool:
+        values = list(shown)
+        highest = max((value.kind for value in values), default=CALCULATED)
+        noise = any(value.is_noise for value in values)
+        if noise and highest == GIVEN:
+            return False
+        if retraced is not None and retraced.certain and _is_contradicted(tokens, values):
+            return True
+        if noise and all(value.is_known or value.is_noise for value in values):
+            above = [value.known for value in values if value.kind > GIVEN and is_plain(value.known)]
+            tokens = frozenset[str]().union(*(_tokens(str(known)) for known in above))
+        if highest == READ or any(token not in self._tokens and not self._is_spelt(token) for token in tokens):
+            return True
+        if not tokens:
+            return highest > GIVEN and not self._marks.issuperset(output)
+        long = highest == LONG or (highest == CALCULATED and retraced is not None and retraced.long)
+        return long and any(token.isdigit() and int(token) < _SMALL for token in tokens if len(token) < 9)
+
+
+def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
+    """Whether the record says something else than what was retraced: it is the record that is believed."""
+    if not values or not tokens or not all(value.is_known and is_plain(value.known) for value in values):
+        return False
+    shown = [_tokens(str(value.known)) | _tokens(repr(value.known)) for value in values]
+    return all(shown) and tokens.isdisjoint(frozenset[str]().union(*shown))
+
+
+@lru_cache(maxsize=4096)
+def _tokens(text: str) -> frozenset[str]:
+    """Words, without regard to case, and numbers, however they are written."""
+    return frozenset(_number(each) if each[0] in ".0123456789" else each.casefold() for each in _TOKEN.findall(text))
+
+
+def _number(text: str) -> str:
+    if text.isdigit():
+        return text.lstrip("0") or "0"
+    value = float(text)
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
