@@ -194,8 +194,11 @@ class EnginesPart(ConfigPart):
     publish_tolerance: float | None = Field(default=None, gt=0)
     """How far log-probs of a server may be from the trainer's after a publish; none: 1e-4 at most in float32, 0.05 on
     average in half precision."""
+    unproved_weights: bool = False
+    """Go on where some weights of a server cannot be compared with the trainer's; they are named either way."""
     server_patience: float = Field(default=600.0, gt=0)
-    """Seconds that rollouts wait for a server when none is there; then the run ends, and can be resumed."""
+    """Seconds that rollouts wait for a server when none is there, after which the run ends, and can be resumed; and for
+    one that says nothing of a request, after which its rollouts go on in others."""
 
     @model_validator(mode="after")
     def _every_key_acts(self) -> Self:

@@ -267,6 +267,7 @@ class _SamplingRun(TrainingRun):
                     if task is not None:
                         under_way.begin(task)
             carried = await carried_over()
+        await asyncio.to_thread(self.learner.vouch)
         ordered = [groups[place] for place in sorted(groups)]
         everyone = [each for attempts, _ in ordered for each in attempts]
         judged = [overlay for _, overlays in ordered for overlay in overlays]
@@ -289,6 +290,7 @@ class _SamplingRun(TrainingRun):
         config = self.source.config
         async with self.collector.groups(stage, config, tasks, samples=samples) as under_way:
             groups = sorted([group async for group in under_way], key=lambda group: group.place)
+        await asyncio.to_thread(self.learner.vouch)
         return [each[-1] for each in await self.score([each for group in groups for each in group.attempts])]
 
     async def evaluated(self, config: GrpoConfig) -> Row:

@@ -93,6 +93,12 @@ class Learner:
         engine: Any = self.__dict__.get("engine")
         return dict(engine.metrics()) if self._on_servers and engine is not None else {}
 
+    def vouch(self) -> None:
+        """Raise `ModelError` where what samples has had other weights than it was given since they were published."""
+        engine: Any = self.__dict__.get("engine")
+        if self._on_servers and engine is not None:
+            engine.vouch()
+
     @property
     def _on_servers(self) -> bool:
         return self._config.engines.engine == "vllm"
