@@ -7,7 +7,9 @@ is answered by one version from its first token to its last, and says which.
 
 A thread of each server watches it: whether it is there, whether it is still what was proved, and how many tokens each
 of its requests has. A server that ended, or says nothing of a request for a while, loses its rollouts to the others;
-one of ours is started again; and one that is back gets the weights in force, and their proof, before its first request. While no server is there requests wait, for `patience` seconds. `vouch` looks at all at once.
+one of ours is started again; and one that is back gets the weights in force, and their proof, before its first
+request. While no server is there requests wait, for `patience` seconds. `vouch` looks at all of them at once, before a
+step's rollouts are learnt from.
 
 Where the scheduling policy asks what a server's iterations cost, that is measured once, before its first request: of
 one that comes back, and of a second one that was started here, it is known.
@@ -19,9 +21,8 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from statistics import fmean
 from typing import Any
 
 from hrm_agent.errors import ModelError
@@ -29,10 +30,10 @@ from hrm_agent.models.codec.chat_template import PolicyCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import ServerGoneError, ServerSilentError
 from hrm_agent.training.engine_routing import EngineRouter
+from hrm_agent.training.fleet_costs import FleetCosts
 from hrm_agent.training.fleet_proof import FleetProof
 from hrm_agent.training.fleet_server import FleetOptions, FleetServer, Shown
 from hrm_agent.training.fleet_watch import FleetWatch
-from hrm_agent.training.iteration_costs import IterationCosts
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.weights_broadcast import WeightsBroadcast
 from hrm_agent.training.weights_file import Publication, WeightsFolder
@@ -65,6 +66,7 @@ class EngineFleet:
         self._options, self._proof = options, FleetProof(options, score)
         self._router = EngineRouter(scheduler)
         self._salt = secrets.token_hex(8)
+        self._formats: set[tuple[str, str]] = set()
         self._folder = None if options.collective else WeightsFolder(options.run, options.weights)
         self._publication: Publication | None = None
         self._servers = [FleetServer(number, options) for number in range(options.count + len(options.servers))]
@@ -79,8 +81,7 @@ class EngineFleet:
         """By server, the hint of the last error that was told of it."""
         self._alone_since = time.monotonic()
         self._last: dict[str, float] = {}
-        self._costs: dict[object, IterationCosts] = {}
-        """By kind of server."""
+        self._costs = FleetCosts(self._router)
         self._watchers = [
             threading.Thread(target=self._watch, args=(server,), name=f"engine {server.name}", daemon=True)
             for server in self._servers
@@ -114,15 +115,16 @@ class EngineFleet:
         """A rollout asks for nothing more."""
         self._router.rollout_ended(thread, counted=counted)
 
+    def formats(self) -> set[tuple[str, str]]:
+        """What the servers that were proved compute in: dtype, and how they round weights beyond it."""
+        return set(self._formats)
+
     def metrics(self) -> Mapping[str, float]:
         """Of the last publish, and of the servers since the start."""
         load = self._router.scheduler.load()
         counts = {"engines": len(load.engines), "lost": self._router.lost, "asked_again": self._router.asked_again}
-        found = {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)} | self._last
-        if costs := list(self._costs.values()):
-            found["iteration_seconds"] = fmean(each.weights_s + each.overhead_s for each in costs)
-            found["prompt_token_seconds"] = fmean(each.prompt_token_s for each in costs)
-        return found
+        found = {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)}
+        return found | self._last | self._costs.metrics()
 
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Give every server the weights of `version`, and prove that it samples with them.
@@ -140,7 +142,7 @@ class EngineFleet:
             present = [server for server in self._servers if server.engine is not None]
             with ThreadPoolExecutor(len(self._servers)) as threads:
                 taken = list(threads.map(lambda server: self._renewed(server, publication), present))
-                list(threads.map(self._measure, self._unmeasured(present)))
+                list(threads.map(self._measure, self._costs.unmeasured(present)))
             largest = 0.0
             for server, shown in zip(present, taken, strict=True):
                 if shown is None:
@@ -229,28 +231,18 @@ class EngineFleet:
         if server.name in self._router.names:
             self._router.release(server.name)
             return
-        engine, facts, costs = server.engine, server.facts, self._costs.get(server.kind)
+        engine, facts, costs = server.engine, server.facts, self._costs.of(server)
         assert engine is not None
         assert facts is not None
+        self._formats.add((facts.dtype, facts.quantization))
         sizes = (facts.kv_tokens, facts.max_running)
         self._router.join(server.name, engine, *sizes, costs, block_tokens=facts.block_tokens)
 
-    def _unmeasured(self, servers: Iterable[FleetServer]) -> list[FleetServer]:
-        """One server of each kind that is not known: it has the weights, and no requests yet."""
-        if not self._router.scheduler.policy.uses_costs:
-            return []
-        idle = (each for each in servers if each.took is not None and each.name not in self._router.names)
-        return list({each.kind: each for each in idle if each.kind not in self._costs}.values())
-
     def _measure(self, server: FleetServer) -> None:
-        kind = server.kind
         try:
-            self._costs[kind] = server.measured()
-        except ModelError as error:
-            if not server.is_there():
-                self._lose(server, error.message)
-                return
-            sys.stderr.write(f"hrm-agent: what iterations at {server.url} cost is not known: {error.message}\n")
+            self._costs.measure(server)
+        except ServerGoneError as error:
+            self._lose(server, error.message)
 
     def _lose(self, server: FleetServer, why: str, *, hangs: bool = False) -> None:
         others = [name for name in self._router.names if name != server.name]
@@ -354,7 +346,7 @@ class EngineFleet:
             publication = self._publication
             if publication is not None and server.name not in self._router.names:
                 server.take(publication)
-                for unmeasured in self._unmeasured([server]):
+                for unmeasured in self._costs.unmeasured([server]):
                     self._measure(unmeasured)
                 self._proof.prove(server, publication, server.show(publication, sampled=False))
                 self._take_in(server)

@@ -126,8 +126,8 @@ class EngineRouter:
         """An engine is there, for the first time or again. Sizes and costs: as of `RolloutScheduler.join`."""
         with self._lock:
             self._members[name] = Member(name, engine)
-            sizes = {"block_tokens": block_tokens, "costs": costs}
-            self._apply(self._scheduler.join(name, capacity_tokens, max_running, **sizes))
+            sizes = (capacity_tokens, max_running)
+            self._apply(self._scheduler.join(name, *sizes, block_tokens=block_tokens, costs=costs))
             self._changed.notify_all()
         self._send()
 

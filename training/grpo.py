@@ -39,6 +39,7 @@ from hrm_agent.training.carry_over import Carried, CarryOver
 from hrm_agent.training.collector import Collector
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.difference_bound import refuse_difference
 from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.follower import follow, led
 from hrm_agent.training.keeper import Keeper
@@ -274,9 +275,13 @@ class _SamplingRun(TrainingRun):
         return Settled([] if refill else everyone, everyone if refill else [], judged, cut_off, carried)
 
     async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
-        """Metrics of the step's update, and in what share of its time rollouts of coming steps were under way."""
+        """Metrics of the step's update, and in what share of its time rollouts of coming steps were under way.
+
+        Raises `ModelError` where what sampled the step was another policy.
+        """
         began = time.monotonic()
         metrics = await self.apart(self.learner.update, batches, rate)
+        refuse_difference(metrics, self.learner.formats(), self.source.config.loss.engine_difference_limit)
         return {**metrics, "update_overlap": self.under_way.share_busy(began)}
 
     async def apart(self, do: Callable[..., Any], *given: Any) -> Any:

@@ -50,8 +50,11 @@ class FleetStub(VllmStub):
         self.version: int | None = None
         self.taken = 0
         self.boot = secrets.token_hex(4)
-        self.tokens: dict[str, int] | None = {}
-        """What it says of its requests."""
+        self.counts = False
+        """Whether it says that each of its requests has one token more whenever it is asked."""
+        self.stalls: set[int] = set()
+        """Seeds of requests that it never answers."""
+        self._tokens: dict[str, int] = {}
         self._found = self._looked_for = 0
         self._cached: set[tuple[str, tuple[int, ...]]] = set()
 
@@ -111,7 +114,9 @@ class FleetStub(VllmStub):
             differing = [] if unknown else [name for name, each in wanted.items() if self.held[rank].get(name) != each]
             said |= {"differing": differing, "unknown": unknown, "compared": len(wanted), "digest": digest}
         elif method == "hrm_watch":
-            said |= {"requests": self.tokens} if rank == 0 else {}
+            if rank == 0:
+                self._tokens = {name: count + self.counts for name, count in self._tokens.items()}
+                said["requests"] = {f"cmpl-{name}-0-0a1b2c3d": count for name, count in self._tokens.items()}
             said |= {"digest": digest} if args else {}
         return said
 
@@ -133,7 +138,14 @@ class FleetStub(VllmStub):
         self._look_up(body.get("cache_salt", ""), prompt)
         if "turns" in self.faults:
             self.held[0] = {"weight": "of nobody"}
-        return await super()._answered(request, body)
+        if body.get("seed") in self.stalls:
+            await asyncio.sleep(600)
+        name = body.get("request_id", "")
+        self._tokens[name] = len(prompt)
+        try:
+            return await super()._answered(request, body)
+        finally:
+            del self._tokens[name]
 
     def _look_up(self, salt: str, prompt: list[int]) -> None:
         blocks = [(salt, tuple(prompt[:end])) for end in range(BLOCK, len(prompt), BLOCK)]

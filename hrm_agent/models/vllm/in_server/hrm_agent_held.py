@@ -20,6 +20,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ _PIECE = 1 << 22
 _ROWS = 64
 """Vectors that a packed matrix is put to."""
 _TIED = "(tied to model.embed_tokens.weight)"
-_LAYERWISE = ("initialize_layerwise_reload", "_layerwise_process", "_copy_and_restore_kernel_tensors", "SKIP_TENSORS")
+_RELOAD = "vllm.model_executor.model_loader.reload"
+_LAYERWISE = ("initialize_layerwise_reload", "_layerwise_process", "_copy_and_restore_kernel_tensors")
 
 
 @dataclass(slots=True)
@@ -53,15 +55,20 @@ class Comparison:
             (self.unknown if same is None else self.differing).append(name)
 
 
+_REGISTERED = ("_parameters", "_buffers")
+"""Where a module has its tensors; what adds and removes them there is read past here, since all has to be put back."""
+
+
 class _Kept:
     """All that a module had."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.own = dict(module.__dict__)
-        self.parameters = {name: each for name, each in module._parameters.items() if each is not None}
-        self.buffers = {name: each for name, each in module._buffers.items() if each is not None}
-        self._all = [(name, dict(module.__dict__[name])) for name in ("_parameters", "_buffers")]
-        self._fleeting = set(module._non_persistent_buffers_set)
+        self.own: dict[str, Any] = dict(module.__dict__)
+        self._all: list[tuple[str, dict[str, Tensor | None]]] = [(name, dict(self.own[name])) for name in _REGISTERED]
+        (_, parameters), (_, buffers) = self._all
+        self.parameters = {name: each for name, each in parameters.items() if each is not None}
+        self.buffers = {name: each for name, each in buffers.items() if each is not None}
+        self._fleeting: set[str] = set(self.own["_non_persistent_buffers_set"])
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters, and the buffers that are part of a checkpoint."""
@@ -74,24 +81,24 @@ class _Kept:
         for name, held in self._all:
             module.__dict__[name].clear()
             module.__dict__[name].update(held)
-        module._non_persistent_buffers_set.clear()
-        module._non_persistent_buffers_set.update(self._fleeting)
+        fleeting: set[str] = module.__dict__["_non_persistent_buffers_set"]
+        fleeting.clear()
+        fleeting.update(self._fleeting)
 
 
 def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Comparison:
     """Hold a model to a trainer's tensors, by Hugging Face's names. No request may be under way."""
     try:
-        from vllm.model_executor.model_loader import reload
-        from vllm.model_executor.model_loader.reload import layerwise, meta
-
-        del reload
-        parts = (layerwise, meta.SKIP_TENSORS)
-        assert all(hasattr(layerwise, name) for name in _LAYERWISE[:3])
-    except (ImportError, AttributeError, AssertionError):
+        layerwise = import_module(f"{_RELOAD}.layerwise")
+        skipped: Iterable[str] = import_module(f"{_RELOAD}.meta").SKIP_TENSORS
+        known = all(hasattr(layerwise, name) for name in _LAYERWISE)
+    except (ImportError, AttributeError):
+        known = False
+    if not known:
         for _ in tensors:
             pass
         return Comparison(unknown=["all: this version of vLLM does not load its layers one by one"])
-    return _Shadow(model, *parts).compared(tensors)
+    return _Shadow(model, layerwise, skipped).compared(tensors)
 
 
 class _Shadow:
@@ -131,13 +138,13 @@ class _Shadow:
     def _copy_what_is_written_to(self, module: nn.Module) -> None:
         """A reload writes some tensors in place, such as a bias."""
         for name in self._skipped:
-            live = module._parameters.get(name)
+            live = self._kept[module].parameters.get(name)
             if live is None:
                 continue
-            own = live.data.clone()
+            own: Any = live.data.clone()
             own.__class__ = live.__class__
-            own.__dict__ = dict(live.__dict__)
-            module._parameters[name] = own  # type: ignore[assignment]
+            own.__dict__.update(live.__dict__)
+            module.__dict__["_parameters"][name] = own
 
     def _complete(self, module: nn.Module) -> None:
         """Load what came of a layer that did not become whole; where it is padded, what came is all."""
@@ -155,7 +162,7 @@ class _Shadow:
         kept, name = self._kept[module], self._names[module]
         # a loader that leaves places out leaves them as they come, but that of a vocabulary, which makes them 0
         whole = info.load_numel >= (info.load_numel_total or 0) or hasattr(module, "shard_indices")
-        fresh = {**module._parameters, **module._buffers}
+        fresh: dict[str, Any] = {**module.__dict__["_parameters"], **module.__dict__["_buffers"]}
         for each, live in kept.tensors().items():
             self._seen.add(id(live))
             if not live.numel():
@@ -217,14 +224,13 @@ def _bytes(tensor: Tensor) -> Tensor:
 @torch.inference_mode()
 def compare_adapter(manager: Any, folder: str) -> Comparison:
     """Hold the adapter that was loaded last to the files in `folder`, as the model's layers have it in their slots."""
-    from vllm.lora.request import LoRARequest
-
+    request = import_module("vllm.lora.request").LoRARequest
     found, adapters = Comparison(), manager._adapter_manager
     newest = max(manager.list_adapters(), default=0)
     if newest not in adapters.lora_index_to_id:
         return Comparison(unknown=["the adapter: no layer has it"])
     slot = adapters.lora_index_to_id.index(newest)
-    fresh = manager._load_adapter(LoRARequest("compared", newest, folder))
+    fresh = manager._load_adapter(request("compared", newest, folder))
     adapters._create_merged_loras_inplace(fresh)
     for name, module in adapters.modules.items():
         weights = adapters._get_lora_layer_weights(fresh, name)
