@@ -1,4 +1,4 @@
-"""What the iterations of a fleet's servers cost: measured once of each kind, where the policy of placing asks for it."""
+"""What iterations of a fleet's servers cost: measured once of each kind, where the scheduling policy asks."""
 
 from __future__ import annotations
 

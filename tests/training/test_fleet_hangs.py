@@ -1,4 +1,4 @@
-"""Servers that are there and do not answer: left like dead ones, and their requests asked elsewhere with their seeds."""
+"""Servers that are there and do not answer: left like dead ones, and their requests asked elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import GenerationRequest
 from hrm_agent.testing import block_until
 from hrm_agent.training.engine_fleet import EngineFleet
@@ -18,7 +17,9 @@ from tests.support.vllm.fleet_stub import FleetStub, opened_on_stubs
 from tests.support.vllm.stub import Misbehaviour, streams
 from tests.training.test_fleet_proof import publish
 
-PATIENCE = 1.5
+PATIENCE = 1.0
+
+pytestmark = pytest.mark.whole
 
 
 def begins_and_stalls() -> Misbehaviour:
@@ -76,20 +77,8 @@ def test_a_server_that_is_only_slow_is_not_left(tmp_path: Path) -> None:
         publish(fleet, 1)
         stub.seconds, stub.answer = PATIENCE / 3, lambda _: [*b"slow one", 257]
         stub.counts = True
-        assert asked(fleet, 1) == [(*b"slow one"[:8],)]
+        assert asked(fleet, 1) == [tuple(b"slow one")]
         assert fleet.metrics()["lost"] == 0
-
-
-def test_a_request_over_which_every_server_falls_silent_fails_in_the_end(tmp_path: Path) -> None:
-    stub = FleetStub()
-    with opened_on_stubs(tmp_path, scheduler(), [stub], patience=0.5) as fleet:
-        publish(fleet, 1)
-        stub.answer = by_seed
-        stub.stalls = {7}
-        with pytest.raises(ModelError, match="got no answer: 3 times"):
-            fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8, seed=7), thread="r/s/0/7")).result(60)
-        answer = fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=8, seed=8), thread="r/s/0/8"))
-        assert answer.result(60).token_ids == (*b"8", 257)
 
 
 def test_a_server_that_hangs_while_it_is_given_weights_is_left(tmp_path: Path) -> None:

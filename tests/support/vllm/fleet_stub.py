@@ -52,8 +52,6 @@ class FleetStub(VllmStub):
         self.boot = secrets.token_hex(4)
         self.counts = False
         """Whether it says that each of its requests has one token more whenever it is asked."""
-        self.stalls: set[int] = set()
-        """Seeds of requests that it never answers."""
         self._tokens: dict[str, int] = {}
         self._found = self._looked_for = 0
         self._cached: set[tuple[str, tuple[int, ...]]] = set()
@@ -138,8 +136,6 @@ class FleetStub(VllmStub):
         self._look_up(body.get("cache_salt", ""), prompt)
         if "turns" in self.faults:
             self.held[0] = {"weight": "of nobody"}
-        if body.get("seed") in self.stalls:
-            await asyncio.sleep(600)
         name = body.get("request_id", "")
         self._tokens[name] = len(prompt)
         try:

@@ -88,17 +88,21 @@ class _Kept:
 
 def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Comparison:
     """Hold a model to a trainer's tensors, by Hugging Face's names. No request may be under way."""
-    try:
-        layerwise = import_module(f"{_RELOAD}.layerwise")
-        skipped: Iterable[str] = import_module(f"{_RELOAD}.meta").SKIP_TENSORS
-        known = all(hasattr(layerwise, name) for name in _LAYERWISE)
-    except (ImportError, AttributeError):
-        known = False
-    if not known:
+    layerwise, skipped = _layer_by_layer()
+    if layerwise is None:
         for _ in tensors:
             pass
         return Comparison(unknown=["all: this version of vLLM does not load its layers one by one"])
     return _Shadow(model, layerwise, skipped).compared(tensors)
+
+
+def _layer_by_layer() -> tuple[Any, Iterable[str]]:
+    """VLLM's module that reloads so, and names of tensors that it writes to in place; None where it has none."""
+    try:
+        found, skipped = import_module(f"{_RELOAD}.layerwise"), import_module(f"{_RELOAD}.meta").SKIP_TENSORS
+    except (ImportError, AttributeError):
+        return None, ()
+    return (found, skipped) if all(hasattr(found, name) for name in _LAYERWISE) else (None, ())
 
 
 class _Shadow:
