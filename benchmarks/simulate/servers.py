@@ -63,15 +63,8 @@ def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int
         raise ModelError(MISSING)
     cores = sorted(os.sched_getaffinity(0))
     options = ("--num-gpu-blocks-override", str(blocks), "--block-size", str(BLOCK_TOKENS))
-    options += (
-        "--worker-extension-cls",
-        EXTENSION,
-        "--max-num-seqs",
-        str(max_running),
-        "--max-model-len",
-        "512",
-        "--enable-prefix-caching",
-    )
+    options += ("--max-num-seqs", str(max_running), "--max-model-len", "512", "--enable-prefix-caching")
+    options += ("--worker-extension-cls", EXTENSION)
 
     def started(i: int) -> VllmServer:
         own = folder / f"server-{i}"
