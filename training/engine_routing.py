@@ -24,7 +24,14 @@ from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import ServerGoneError
 from hrm_agent.training.iteration_costs import IterationCosts
-from hrm_agent.training.routed_requests import MOST_SILENCES, Asked, Member, Rollout, RoutedEngine, never_answered
+from hrm_agent.training.routed_requests import (
+    MOST_SILENCES,
+    Member,
+    RoutedEngine,
+    RoutedRequest,
+    RoutedRollout,
+    never_answered,
+)
 from hrm_agent.training.scheduler import Placement, RolloutScheduler
 
 __all__ = ["EngineRouter"]
@@ -41,11 +48,11 @@ class EngineRouter:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._members: dict[str, Member] = {}
-        self._rollouts: dict[str, Rollout] = {}
+        self._rollouts: dict[str, RoutedRollout] = {}
         self._begun: dict[str, int] = {}
         """Prompt tokens of rollouts that ended unfinished: one may go on later."""
         self._numbers = count()
-        self._to_send: list[tuple[Member, Asked]] = []
+        self._to_send: list[tuple[Member, RoutedRequest]] = []
         self._closed: ModelError | None = None
         self.lost = 0
         """How often an engine was lost, so far."""
@@ -78,7 +85,7 @@ class EngineRouter:
             if self._closed is not None:
                 raise self._closed
             rollout = self._rollout_of(request)
-            asked = Asked(request, future, rollout)
+            asked = RoutedRequest(request, future, rollout)
             rollout.asked.add(asked)
             self._place(rollout, asked)
         future.add_done_callback(partial(self._taken_back, asked))
@@ -207,7 +214,7 @@ class EngineRouter:
         """
         with self._lock:
             member = self._members.get(name)
-            taken: list[Asked] = []
+            taken: list[RoutedRequest] = []
             if member is not None and abort:
                 taken, held = list(member.asked), member.held
                 assert held is not None, "an engine is held before it is drained"
@@ -255,11 +262,11 @@ class EngineRouter:
         member = self._members.get(name)
         return member is not None and bool(member.asked)
 
-    def _rollout_of(self, request: GenerationRequest) -> Rollout:
+    def _rollout_of(self, request: GenerationRequest) -> RoutedRollout:
         name = request.thread or f"request {next(self._numbers)}"
-        return self._rollouts.get(name) or Rollout(name, once=not request.thread)
+        return self._rollouts.get(name) or RoutedRollout(name, once=not request.thread)
 
-    def _place(self, rollout: Rollout, asked: Asked) -> None:
+    def _place(self, rollout: RoutedRollout, asked: RoutedRequest) -> None:
         tokens = len(asked.request.prompt_ids)
         if rollout.name not in self._rollouts:
             self._rollouts[rollout.name] = rollout
@@ -285,7 +292,7 @@ class EngineRouter:
             if not rollout.asked:  # what it waited for was taken back
                 self._turn_over(rollout)
 
-    def _turn_over(self, rollout: Rollout) -> None:
+    def _turn_over(self, rollout: RoutedRollout) -> None:
         if self._rollouts.get(rollout.name) is not rollout:
             return
         if rollout.once:
@@ -323,7 +330,7 @@ class EngineRouter:
             asked.inner = inner
             inner.add_done_callback(partial(self._answered, member, asked, attempt))
 
-    def _answered(self, member: Member, asked: Asked, attempt: int, inner: Future[Completion]) -> None:
+    def _answered(self, member: Member, asked: RoutedRequest, attempt: int, inner: Future[Completion]) -> None:
         with self._lock:
             member.asked.discard(asked)
             self._changed.notify_all()
@@ -341,7 +348,7 @@ class EngineRouter:
                 return
         self._settle(asked, error or inner.result())
 
-    def _settle(self, asked: Asked, answer: BaseException | Completion) -> None:
+    def _settle(self, asked: RoutedRequest, answer: BaseException | Completion) -> None:
         with self._lock:
             rollout = asked.rollout
             if asked not in rollout.asked:
@@ -358,7 +365,7 @@ class EngineRouter:
                 asked.future.set_result(answer)
         self._send()
 
-    def _taken_back(self, asked: Asked, future: Future[Completion]) -> None:
+    def _taken_back(self, asked: RoutedRequest, future: Future[Completion]) -> None:
         if not future.cancelled():
             return
         with self._lock:
@@ -371,7 +378,7 @@ class EngineRouter:
                 self._turn_over(asked.rollout)
         self._send()
 
-    def _drop(self, asked: Asked) -> None:
+    def _drop(self, asked: RoutedRequest) -> None:
         """Take a request away from wherever it is."""
         with self._lock:
             asked.attempt += 1

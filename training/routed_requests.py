@@ -9,7 +9,7 @@ from typing import Protocol
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
 
-__all__ = ["MOST_SILENCES", "Asked", "Member", "Rollout", "RoutedEngine", "never_answered"]
+__all__ = ["MOST_SILENCES", "Member", "RoutedEngine", "RoutedRequest", "RoutedRollout", "never_answered"]
 
 MOST_SILENCES = 3
 """Engines that may fall silent over one request before it fails."""
@@ -24,12 +24,12 @@ class RoutedEngine(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class RoutedRequest:
     """A request and its answer to come."""
 
     request: GenerationRequest
     future: Future[Completion]
-    rollout: Rollout
+    rollout: RoutedRollout
     attempt: int = 0
     """How often it was sent: what an earlier attempt says is not heard any more."""
     inner: Future[Completion] | None = None
@@ -45,15 +45,15 @@ class Asked:
 
 
 @dataclass(slots=True, eq=False)
-class Rollout:
+class RoutedRollout:
     """A rollout, from its first request to its end."""
 
     name: str
     once: bool
     """Of one request, asked by nobody's rollout: over when it is answered."""
-    asked: set[Asked] = field(default_factory=set[Asked])
+    asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
     """Requests without an answer: several where a graph asks in parallel."""
-    waiting: list[Asked] = field(default_factory=list[Asked])
+    waiting: list[RoutedRequest] = field(default_factory=list[RoutedRequest])
     """Those of them that are with no engine."""
     member: Member | None = None
     """Where it is placed."""
@@ -69,9 +69,9 @@ class Member:
 
     name: str
     engine: RoutedEngine
-    asked: set[Asked] = field(default_factory=set[Asked])
+    asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
     """With the engine."""
-    held: list[Asked] | None = None
+    held: list[RoutedRequest] | None = None
     """Requests that came while it takes none; None while it takes them."""
     answered: int = 0
     """Requests that it has answered since it joined."""

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Comparison", "compare_adapter", "compare_weights", "digest_of"]
+__all__ = ["HeldWeights", "compare_adapter", "compare_weights", "digest_of"]
 
 _PIECE = 1 << 22
 """Numbers of 8 bytes that are summed at once."""
@@ -38,7 +38,7 @@ _LAYERWISE = ("initialize_layerwise_reload", "_layerwise_process", "_copy_and_re
 
 
 @dataclass(slots=True)
-class Comparison:
+class HeldWeights:
     """What was found of the tensors of a model."""
 
     differing: list[str] = field(default_factory=list[str])
@@ -86,13 +86,13 @@ class _Kept:
         fleeting.update(self._fleeting)
 
 
-def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Comparison:
+def compare_weights(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> HeldWeights:
     """Hold a model to a trainer's tensors, by Hugging Face's names. No request may be under way."""
     layerwise, skipped = _layer_by_layer()
     if layerwise is None:
         for _ in tensors:
             pass
-        return Comparison(unknown=["all: this version of vLLM does not load its layers one by one"])
+        return HeldWeights(unknown=["all: this version of vLLM does not load its layers one by one"])
     return _Shadow(model, layerwise, skipped).compared(tensors)
 
 
@@ -112,11 +112,11 @@ class _Shadow:
         self._model, self._layerwise, self._skipped = model, layerwise, tuple(skipped)
         self._names = {module: name.replace(".base_layer", "") for name, module in model.named_modules()}
         self._kept = {module: _Kept(module) for module in self._names}
-        self._found = Comparison()
+        self._found = HeldWeights()
         self._seen: set[int] = set()
         """Ids of the model's tensors that were compared, or said to be unknown."""
 
-    def compared(self, tensors: Iterable[tuple[str, Tensor]]) -> Comparison:
+    def compared(self, tensors: Iterable[tuple[str, Tensor]]) -> HeldWeights:
         lay = self._layerwise
         takes = lay._copy_and_restore_kernel_tensors
         lay._copy_and_restore_kernel_tensors = self._compare
@@ -226,13 +226,13 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def compare_adapter(manager: Any, folder: str) -> Comparison:
+def compare_adapter(manager: Any, folder: str) -> HeldWeights:
     """Hold the adapter that was loaded last to the files in `folder`, as the model's layers have it in their slots."""
     request = import_module("vllm.lora.request").LoRARequest
-    found, adapters = Comparison(), manager._adapter_manager
+    found, adapters = HeldWeights(), manager._adapter_manager
     newest = max(manager.list_adapters(), default=0)
     if newest not in adapters.lora_index_to_id:
-        return Comparison(unknown=["the adapter: no layer has it"])
+        return HeldWeights(unknown=["the adapter: no layer has it"])
     slot = adapters.lora_index_to_id.index(newest)
     fresh = manager._load_adapter(request("compared", newest, folder))
     adapters._create_merged_loras_inplace(fresh)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from hrm_agent_group import Offer, gpu_of, receive
-from hrm_agent_held import Comparison, compare_adapter, compare_weights, digest_of
+from hrm_agent_held import HeldWeights, compare_adapter, compare_weights, digest_of
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -66,10 +66,6 @@ class WeightsFromTrainer:
         self.hrm_version = int(version)
         return {"version": self.hrm_version}
 
-    def hrm_weights_version(self) -> dict[str, Any]:
-        """The version that was taken last; None in a server that has only what it was started with."""
-        return {"version": getattr(self, "hrm_version", None)}
-
     def hrm_differing_weights(self, source: str) -> dict[str, Any]:
         """Names of the tensors of a path, or an offer, that this worker does not compute with; and of `unknown` ones.
 
@@ -88,7 +84,7 @@ class WeightsFromTrainer:
                 found = compare_weights(model, tensors)
             except Exception as error:
                 failures.append(error.with_traceback(None))
-                found = Comparison()
+                found = HeldWeights()
             for _ in tensors:
                 pass
         if failures:
@@ -109,7 +105,7 @@ class WeightsFromTrainer:
         return said
 
 
-def _told(found: Comparison) -> dict[str, Any]:
+def _told(found: HeldWeights) -> dict[str, Any]:
     shown = {"differing": found.differing[:_SHOWN], "unknown": found.unknown[:_SHOWN]}
     return {**shown, "compared": found.compared}
 
