@@ -152,6 +152,9 @@ class LossPart(ConfigPart):
     """Denominator of the ratio: trainer, log-probs that it computes before the first optimiser step; engine, those that
     were recorded when the tokens were sampled. With --from, trainer without a correction is for steps whose tokens the
     very weights sampled that take it, and the others go by engine."""
+    engine_difference_limit: float | None = Field(default=None, gt=0)
+    """Nats of engine_difference above which a step on the newest weights' tokens stops the run; none: 5e-4 in float32,
+    0.05 in half precision, 0.15 with weights in 8 bits, 0.5 in 4."""
     correction: Literal["none", "token", "sequence"] = "none"
     """Weigh the loss by trainer's over engine's probability, so that tokens of an engine that rounds otherwise, or of
     older weights, count as the trainer's own: by token, or by whole rollout."""
@@ -222,8 +225,11 @@ class EnginesPart(ConfigPart):
     publish_tolerance: float | None = Field(default=None, gt=0)
     """How far log-probs of a server may be from the trainer's after a publish; none: 1e-4 at most in float32, 0.05 on
     average in half precision."""
+    unproved_weights: bool = False
+    """Go on where some weights of a server cannot be compared with the trainer's; they are named either way."""
     server_patience: float = Field(default=600.0, gt=0)
-    """Seconds that rollouts wait for a server when none is there; then the run ends, and can be resumed."""
+    """Seconds that rollouts wait for a server when none is there, after which the run ends, and can be resumed; and for
+    one that says nothing of a request, after which its rollouts go on in others."""
 
     @model_validator(mode="after")
     def _every_key_acts(self) -> Self:

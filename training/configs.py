@@ -55,7 +55,7 @@ FREE_ON_RESUME = frozenset(
     }
 )
 """Keys that decide how a run is carried out and not its result: they may change when it is resumed."""
-FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps"}
+FREE_IN_TRAINING = FREE_ON_RESUME | {"data", "steps", "engine_difference_limit", "loss.engine_difference_limit"}
 """Keys that may change when a training is resumed. It looks at data and steps itself: a run may be prolonged."""
 
 TANK = (
@@ -320,6 +320,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
             "engine": self.engines.engine != "transformers",
             "stages": bool(self.stages),
             "refill": bool(self.rollout.refill),
+            "engine_difference_limit": self.loss.engine_difference_limit is not None,
             "mastered_after": bool(self.select.mastered_after),
             "eval_every": bool(self.evaluation.eval_every),
         }

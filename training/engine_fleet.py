@@ -5,9 +5,11 @@ it stays up: it is sent nothing meanwhile, ends or gives back what it is at, tak
 trainer sends them), forgets its cache, and is compared with the trainer (`hrm_agent.training.weights_proof`). A request
 is answered by one version from its first token to its last, and says which.
 
-One thread watches. A server that ended, or answers nothing for a while, loses its rollouts to the others; one of ours
-is started again; and one that is back gets the weights of the version in force, and their proof, before its first
-request. While no server is there requests wait, for `patience` seconds.
+A thread of each server watches it: whether it is there, whether it is still what was proved, and how many tokens each
+of its requests has. A server that ended, or says nothing of a request for a while, loses its rollouts to the others;
+one of ours is started again; and one that is back gets the weights in force, and their proof, before its first
+request. While no server is there requests wait, for `patience` seconds. `vouch` looks at all of them at once, before a
+step's rollouts are learnt from.
 
 Where the scheduling policy asks what a server's iterations cost, that is measured once, before its first request: of
 one that comes back, and of a second one that was started here, it is known.
@@ -15,32 +17,27 @@ one that comes back, and of a second one that was started here, it is known.
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.chat_template import PolicyCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.vllm.server import ServerGoneError
+from hrm_agent.models.vllm.server import ServerGoneError, ServerSilentError
 from hrm_agent.training.engine_routing import EngineRouter
-from hrm_agent.training.fleet_server import FleetOptions, FleetServer
-from hrm_agent.training.iteration_costs import IterationCosts
+from hrm_agent.training.fleet_costs import FleetCosts
+from hrm_agent.training.fleet_proof import FleetProof
+from hrm_agent.training.fleet_server import FleetOptions, FleetServer, Shown
+from hrm_agent.training.fleet_watch import FleetWatch
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.weights_broadcast import WeightsBroadcast
 from hrm_agent.training.weights_file import Publication, WeightsFolder
-from hrm_agent.training.weights_proof import (
-    PROBE_TEXT,
-    LogprobDifference,
-    OtherWeightsError,
-    ScoredText,
-    refuse_other_weights,
-)
+from hrm_agent.training.weights_proof import PROBE_TEXT, OtherWeightsError
 from hrm_agent.trajectory import LogprobKind
 
 __all__ = ["EngineFleet"]
@@ -66,11 +63,14 @@ class EngineFleet:
         is. Raises `ModelError` where none is. Before the first `publish` requests wait.
         """
         self.name, self.codec, self.policy_version = name, codec, 0
-        self._options, self._score = options, score
+        self._options, self._proof = options, FleetProof(options, score)
         self._router = EngineRouter(scheduler)
+        self._salt = secrets.token_hex(8)
+        self._formats: set[tuple[str, str]] = set()
         self._folder = None if options.collective else WeightsFolder(options.run, options.weights)
         self._publication: Publication | None = None
         self._servers = [FleetServer(number, options) for number in range(options.count + len(options.servers))]
+        self._watches = {server.name: FleetWatch(server, self._router) for server in self._servers}
         self._renewing = threading.Lock()
         self._closing = threading.Event()
         self._looked = threading.Condition()
@@ -81,10 +81,13 @@ class EngineFleet:
         """By server, the hint of the last error that was told of it."""
         self._alone_since = time.monotonic()
         self._last: dict[str, float] = {}
-        self._costs: dict[object, IterationCosts] = {}
-        """By kind of server."""
-        self._watcher = threading.Thread(target=self._watch, name="engines", daemon=True)
-        self._watcher.start()
+        self._costs = FleetCosts(self._router)
+        self._watchers = [
+            threading.Thread(target=self._watch, args=(server,), name=f"engine {server.name}", daemon=True)
+            for server in self._servers
+        ]
+        for watcher in self._watchers:
+            watcher.start()
         try:
             self._wait_for_servers()
         except BaseException:
@@ -112,15 +115,16 @@ class EngineFleet:
         """A rollout asks for nothing more."""
         self._router.rollout_ended(thread, counted=counted)
 
+    def formats(self) -> set[tuple[str, str]]:
+        """What the servers that were proved compute in: dtype, and how they round weights beyond it."""
+        return set(self._formats)
+
     def metrics(self) -> Mapping[str, float]:
         """Of the last publish, and of the servers since the start."""
         load = self._router.scheduler.load()
         counts = {"engines": len(load.engines), "lost": self._router.lost, "asked_again": self._router.asked_again}
-        found = {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)} | self._last
-        if costs := list(self._costs.values()):
-            found["iteration_seconds"] = fmean(each.weights_s + each.overhead_s for each in costs)
-            found["prompt_token_seconds"] = fmean(each.prompt_token_s for each in costs)
-        return found
+        found = {name: float(value) for name, value in counts.items()} | {"moves": float(load.moves)}
+        return found | self._last | self._costs.metrics()
 
     def publish(self, version: int, state_dict: Any = None) -> None:
         """Give every server the weights of `version`, and prove that it samples with them.
@@ -138,23 +142,33 @@ class EngineFleet:
             present = [server for server in self._servers if server.engine is not None]
             with ThreadPoolExecutor(len(self._servers)) as threads:
                 taken = list(threads.map(lambda server: self._renewed(server, publication), present))
-                list(threads.map(self._measure, self._unmeasured(present)))
+                list(threads.map(self._measure, self._costs.unmeasured(present)))
             largest = 0.0
-            for server, found in zip(present, taken, strict=True):
-                if found is None:
+            for server, shown in zip(present, taken, strict=True):
+                if shown is None:
                     continue
                 try:
-                    fresh, difference = self._prove(server, publication, found)
+                    self._publication, difference = self._proof.prove(server, publication, shown)
                 except ServerGoneError as error:
                     self._lose(server, error.message)
                     continue
                 largest = max(largest, difference.largest)
-                self._publication = replace(publication, texts=(publication.texts[0], fresh))
                 self._take_in(server)
             if self._folder is not None:
                 self._folder.keep_only(version)
         self._last = {"publish_seconds": time.monotonic() - started, "proof_largest": largest}
         self._wait_for_servers(at_least=1)
+
+    def vouch(self) -> None:
+        """See that every server is what was proved, before what it has sampled since is learnt from.
+
+        Raises `ModelError` where one is not. One that is gone has lost its rollouts to the others.
+        """
+        there = [server for server in self._servers if server.name in self._router.names]
+        with ThreadPoolExecutor(max(1, len(there))) as threads:
+            list(threads.map(lambda server: self._seen(server, digest=True), there))
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Stop; pending requests fail with `ModelError`. Servers of our own end."""
@@ -162,8 +176,10 @@ class EngineFleet:
         self._router.close(ModelError(f"The engines of {self.name!r} are closed.", "Open new ones."))
         with self._looked:
             self._looked.notify_all()
-        if threading.current_thread() is not self._watcher:
-            self._watcher.join(_CLOSE_SECONDS)  # it may be waiting for a server that answers nothing
+        until = time.monotonic() + _CLOSE_SECONDS
+        for watcher in self._watchers:
+            if watcher is not threading.current_thread():
+                watcher.join(max(0.0, until - time.monotonic()))  # it may wait for a server that answers nothing
         with ThreadPoolExecutor(max(1, len(self._servers))) as threads:
             list(threads.map(lambda server: server.close(), self._servers))
         if self._folder is not None:
@@ -172,8 +188,7 @@ class EngineFleet:
     # weights
 
     def _written(self, version: int, state_dict: Any) -> Publication:
-        ids = tuple(self.codec.encode_answer(PROBE_TEXT))
-        text = ScoredText(ids, tuple(self._score(ids)))
+        text = self._proof.scored(self.codec.encode_answer(PROBE_TEXT))
         if self._folder is None:
             self._publication = None  # room for one copy is enough
             return Publication(version, WeightsBroadcast(state_dict, self._options.address), (text,))
@@ -184,8 +199,8 @@ class EngineFleet:
             path = self._folder.write(version, state_dict)
         return Publication(version, path, (text,))
 
-    def _renewed(self, server: FleetServer, publication: Publication) -> Completion | None:
-        """Load the new weights and return a sample taken with them; None if the server was lost."""
+    def _renewed(self, server: FleetServer, publication: Publication) -> Shown | None:
+        """Load the new weights, and what the server shows of them then; None if it was lost."""
         self._router.hold(server.name)
         if server.name in self._router.names and not self._router.drain(
             server.name, abort=self._options.abort, seconds=self._options.patience
@@ -193,83 +208,62 @@ class EngineFleet:
             self._lose(server, "did not end what it was at")
             return None
         try:
+            self._seen(server, digest=True)  # what it was until now, it was with the former weights
+            if self._failure is not None:
+                raise self._failure
+            if server.engine is None:
+                return None
+            server.salt("")
+            server.prime(publication)
             server.take(publication)
-            return server.sample(publication.texts[0].token_ids[:8])
+            return server.show(publication, sampled=True)
+        except ServerSilentError as error:
+            self._lose(server, error.message)
+            return None
         except ModelError as error:
-            if server.is_there():
+            if isinstance(error, OtherWeightsError) or (server.engine is not None and server.is_there()):
                 raise
             self._lose(server, error.message)
             return None
 
-    def _prove(
-        self, server: FleetServer, publication: Publication, sample: Completion
-    ) -> tuple[ScoredText, LogprobDifference]:
-        """The sample, scored, and how far the server is off. Raises `ModelError` where it is too far."""
-        head = publication.texts[0].token_ids[:8]
-        ids = (*head, *sample.token_ids)
-        fresh = ScoredText(ids, tuple(self._score(ids)))
-        own = LogprobDifference.of(fresh.logprobs[-len(sample.logprobs) :], sample.logprobs)
-        return fresh, self._held_to(server, publication, own)
-
-    def _held_to(
-        self, server: FleetServer, publication: Publication, sampled: LogprobDifference | None = None
-    ) -> LogprobDifference:
-        differences = [sampled] if sampled is not None else []
-        differences += [
-            LogprobDifference.of(text.logprobs, server.logprobs(text.token_ids)) for text in publication.texts
-        ]
-        found = LogprobDifference(max(each.largest for each in differences), max(each.mean for each in differences))
-        refuse_other_weights(
-            where=server.url,
-            version=publication.version,
-            dtype=server.dtype,
-            tolerance=self._options.tolerance,
-            found=found,
-            differing=server.differing(publication),
-        )
-        return found
-
     def _take_in(self, server: FleetServer) -> None:
+        server.salt(f"{self._salt}-{self.policy_version}")  # whatever becomes of its cache, it is of one version
         if server.name in self._router.names:
             self._router.release(server.name)
             return
-        engine, facts = server.engine, server.facts
+        engine, facts, costs = server.engine, server.facts, self._costs.of(server)
         assert engine is not None
         assert facts is not None
-        self._router.join(server.name, engine, facts.kv_tokens, facts.max_running, self._costs.get(server.kind))
-
-    # costs
-
-    def _unmeasured(self, servers: Iterable[FleetServer]) -> list[FleetServer]:
-        """One server of each kind that is not known: it has the weights, and no requests yet."""
-        if not self._router.scheduler.policy.uses_costs:
-            return []
-        idle = (each for each in servers if each.took is not None and each.name not in self._router.names)
-        return list({each.kind: each for each in idle if each.kind not in self._costs}.values())
+        self._formats.add((facts.dtype, facts.quantization))
+        sizes = (facts.kv_tokens, facts.max_running)
+        self._router.join(server.name, engine, *sizes, costs, block_tokens=facts.block_tokens)
 
     def _measure(self, server: FleetServer) -> None:
-        kind = server.kind
         try:
-            self._costs[kind] = server.measured()
-        except ModelError as error:
-            if not server.is_there():
-                self._lose(server, error.message)
-                return
-            sys.stderr.write(f"hrm-agent: what iterations at {server.url} cost is not known: {error.message}\n")
+            self._costs.measure(server)
+        except ServerGoneError as error:
+            self._lose(server, error.message)
 
-    def _lose(self, server: FleetServer, why: str) -> None:
+    def _lose(self, server: FleetServer, why: str, *, hangs: bool = False) -> None:
+        others = [name for name in self._router.names if name != server.name]
         if server.name in self._router.names:
-            sys.stderr.write(f"hrm-agent: the engine at {server.url} is gone ({why}); its rollouts go on in others.\n")
+            then = (
+                "its rollouts go on in others"
+                if others
+                else (f"no other is there, so its rollouts wait until one is, {self._options.patience:g} s at most")
+            )
+            sys.stderr.write(f"hrm-agent: the engine at {server.url} is gone ({why.rstrip('.')}); {then}.\n")
         self._router.leave(server.name)
         server.forget()
+        if hangs:
+            server.end()
 
-    # the watcher's thread, in which servers of our own are started: they live as long as it
+    # the watchers' threads, in which servers of our own are started: they live as long as those
 
-    def _watch(self) -> None:
+    def _watch(self, server: FleetServer) -> None:
         while not self._closing.is_set():
             try:
-                for server in self._servers:
-                    self._look_at(server)
+                self._look_at(server)
                 self._give_up_where_nobody_comes()
             except Exception as error:  # whatever it is: nobody would look after that, and requests would wait for ever
                 said = f"What watches the engines has failed: {type(error).__name__}: {error}."
@@ -290,7 +284,9 @@ class EngineFleet:
             if gone is not None:
                 self._lose(server, gone)
             self._refuse_other_logprobs(server)
-            if server.engine is not None and server.name not in self._router.names:
+            if server.name in self._router.names:
+                self._seen(server)
+            elif server.engine is not None:
                 self._bring_up_to_date(server)
         except ServerGoneError as error:
             self._tell(server, error)
@@ -301,6 +297,28 @@ class EngineFleet:
             server.refuse(error)
             if isinstance(error, OtherWeightsError):  # nobody may train on what it samples
                 self._fail(error)
+
+    def _seen(self, server: FleetServer, *, digest: bool = False) -> None:
+        """Whether a server is what was proved, and says something of what it is at; it is lost, or the run ends."""
+        try:
+            found = self._watches[server.name].look(digest=digest)
+        except OtherWeightsError as error:
+            self._lose(server, error.message)
+            self._fail(error)
+            return
+        except ModelError as error:
+            self._lose(server, error.message, hangs=isinstance(error, ServerSilentError))
+            return
+        if found is not None and found.tokens is None and self._router.scheduler.policy.watches_growth:
+            self._tell_once(server, "does not say how far its requests are: the scheduler hears of them when they end")
+        if self._router.silent(server.name, self._options.patience):
+            said = f"nothing was heard of one of its requests for {self._options.patience:g} s"
+            self._lose(server, said, hangs=True)
+
+    def _tell_once(self, server: FleetServer, what: str) -> None:
+        if self._told.get(server.name) != what:
+            self._told[server.name] = what
+            sys.stderr.write(f"hrm-agent: the engine at {server.url} {what}.\n")
 
     def _tell(self, server: FleetServer, error: ModelError) -> None:
         """Why a server that came late was not taken in; once, for it is tried again. At the start it is raised."""
@@ -328,9 +346,9 @@ class EngineFleet:
             publication = self._publication
             if publication is not None and server.name not in self._router.names:
                 server.take(publication)
-                for unmeasured in self._unmeasured([server]):
+                for unmeasured in self._costs.unmeasured([server]):
                     self._measure(unmeasured)
-                self._held_to(server, publication)
+                self._proof.prove(server, publication, server.show(publication, sampled=False))
                 self._take_in(server)
         finally:
             self._renewing.release()

@@ -3,91 +3,56 @@
 `RolloutScheduler` decides; this carries it out. A request that waits for room waits here. One whose engine went away is
 asked again elsewhere with its own seed: it had no answer, so nothing is sampled twice. Thread-safe: requests come from
 any thread, and answers from the engines' own.
+
+Each request has a name, under which an engine can say how far it is (`heard`): the scheduler learns of tokens while
+they are sampled, and an engine that says nothing of a request for long can be told from one that is busy (`silent`).
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Protocol
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import ServerGoneError
 from hrm_agent.training.iteration_costs import IterationCosts
+from hrm_agent.training.routed_requests import (
+    MOST_SILENCES,
+    Member,
+    RoutedEngine,
+    RoutedRequest,
+    RoutedRollout,
+    never_answered,
+)
 from hrm_agent.training.scheduler import Placement, RolloutScheduler
 
-__all__ = ["EngineRouter", "RoutedEngine"]
-
-
-class RoutedEngine(Protocol):
-    """What answers requests behind a router."""
-
-    def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """As `hrm_agent.models.Engine`. Fails with `ServerGoneError` where another engine may answer it."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """A request and its answer to come."""
-
-    request: GenerationRequest
-    future: Future[Completion]
-    rollout: _Rollout
-    attempt: int = 0
-    """How often it was sent: what an earlier attempt says is not heard any more."""
-    inner: Future[Completion] | None = None
-    """The engine's own future, while it is there."""
-
-
-@dataclass(slots=True, eq=False)
-class _Rollout:
-    name: str
-    once: bool
-    """Of one request, asked by nobody's rollout: over when it is answered."""
-    asked: set[_Asked] = field(default_factory=set[_Asked])
-    """Requests without an answer: several where a graph asks in parallel."""
-    waiting: list[_Asked] = field(default_factory=list[_Asked])
-    """Those of them that are with no engine."""
-    member: _Member | None = None
-    """Where it is placed."""
-    in_turn: bool = True
-    """As the scheduler knows it: a turn of it is under way, or waits for room."""
-    prompt_tokens: int = 0
-    """Of its first request."""
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    """An engine behind the router."""
-
-    name: str
-    engine: RoutedEngine
-    asked: set[_Asked] = field(default_factory=set[_Asked])
-    """With the engine."""
-    held: list[_Asked] | None = None
-    """Requests that came while it takes none; None while it takes them."""
+__all__ = ["EngineRouter"]
 
 
 class EngineRouter:
     """Engines by name, and the rollouts on them."""
 
-    def __init__(self, scheduler: RolloutScheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: RolloutScheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, for `silent`."""
+        self._scheduler, self._clock = scheduler, clock
+        self._own = secrets.token_hex(4)
+        """Before the name of each request: others may ask the same engines."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._members: dict[str, _Member] = {}
-        self._rollouts: dict[str, _Rollout] = {}
+        self._members: dict[str, Member] = {}
+        self._rollouts: dict[str, RoutedRollout] = {}
         self._begun: dict[str, int] = {}
         """Prompt tokens of rollouts that ended unfinished: one may go on later."""
         self._numbers = count()
-        self._to_send: list[tuple[_Member, _Asked]] = []
+        self._to_send: list[tuple[Member, RoutedRequest]] = []
         self._closed: ModelError | None = None
         self.lost = 0
         """How often an engine was lost, so far."""
@@ -120,7 +85,7 @@ class EngineRouter:
             if self._closed is not None:
                 raise self._closed
             rollout = self._rollout_of(request)
-            asked = _Asked(request, future, rollout)
+            asked = RoutedRequest(request, future, rollout)
             rollout.asked.add(asked)
             self._place(rollout, asked)
         future.add_done_callback(partial(self._taken_back, asked))
@@ -156,17 +121,60 @@ class EngineRouter:
     # engines
 
     def join(
-        self, name: str, engine: RoutedEngine, capacity_tokens: int, max_running: int, costs: IterationCosts | None
+        self,
+        name: str,
+        engine: RoutedEngine,
+        capacity_tokens: int,
+        max_running: int,
+        costs: IterationCosts | None,
+        *,
+        block_tokens: int = 16,
     ) -> None:
-        """An engine is there, for the first time or again."""
+        """An engine is there, for the first time or again. Sizes and costs: as of `RolloutScheduler.join`."""
         with self._lock:
-            self._members[name] = _Member(name, engine)
-            self._apply(self._scheduler.join(name, capacity_tokens, max_running, costs=costs))
+            self._members[name] = Member(name, engine)
+            sizes = (capacity_tokens, max_running)
+            self._apply(self._scheduler.join(name, *sizes, block_tokens=block_tokens, costs=costs))
             self._changed.notify_all()
         self._send()
 
+    def heard(self, name: str, tokens: Mapping[str, int]) -> None:
+        """What an engine says of its requests: by their names, how many tokens each has now, its prompt's among them.
+
+        Nothing follows from it at once: the scheduler decides by it when something ends or comes.
+        """
+        now = self._clock()
+        with self._lock:
+            member = self._members.get(name)
+            for asked in member.asked if member is not None else ():
+                found = tokens.get(asked.name, 0)
+                if found <= asked.tokens:
+                    continue
+                asked.tokens, asked.heard_at = found, now
+                if asked.rollout.member is member:
+                    self._grow(asked.rollout.name, found)
+
+    def silent(self, name: str, seconds: float) -> bool:
+        """Whether nothing was heard for so long of a request that the engine has, neither tokens nor an answer."""
+        until = self._clock() - seconds
+        with self._lock:
+            member = self._members.get(name)
+            late = [asked for asked in member.asked if asked.heard_at < until] if member is not None else []
+            for asked in late:
+                asked.silences += 1
+            return bool(late)
+
+    def answered(self, name: str) -> int:
+        """Requests that an engine has answered since it joined."""
+        with self._lock:
+            member = self._members.get(name)
+            return member.answered if member is not None else 0
+
     def leave(self, name: str) -> None:
-        """An engine is gone. Its requests are asked for again elsewhere, or wait until there is an engine."""
+        """An engine is gone. Its requests are asked for again elsewhere, or wait until there is an engine.
+
+        One over which several engines in a row fell silent fails.
+        """
         with self._lock:
             member = self._members.pop(name, None)
             if member is None:
@@ -186,6 +194,8 @@ class EngineRouter:
         for asked in moved:
             if asked.inner is not None:
                 asked.inner.cancel()
+            if asked.silences >= MOST_SILENCES:
+                self._settle(asked, never_answered())
         self._send()
 
     def hold(self, name: str) -> bool:
@@ -204,7 +214,7 @@ class EngineRouter:
         """
         with self._lock:
             member = self._members.get(name)
-            taken: list[_Asked] = []
+            taken: list[RoutedRequest] = []
             if member is not None and abort:
                 taken, held = list(member.asked), member.held
                 assert held is not None, "an engine is held before it is drained"
@@ -244,15 +254,19 @@ class EngineRouter:
 
     # under the lock
 
+    def _grow(self, rollout: str, tokens: int) -> None:
+        with suppress(KeyError):
+            self._scheduler.grow(rollout, tokens)
+
     def _busy(self, name: str) -> bool:
         member = self._members.get(name)
         return member is not None and bool(member.asked)
 
-    def _rollout_of(self, request: GenerationRequest) -> _Rollout:
+    def _rollout_of(self, request: GenerationRequest) -> RoutedRollout:
         name = request.thread or f"request {next(self._numbers)}"
-        return self._rollouts.get(name) or _Rollout(name, once=not request.thread)
+        return self._rollouts.get(name) or RoutedRollout(name, once=not request.thread)
 
-    def _place(self, rollout: _Rollout, asked: _Asked) -> None:
+    def _place(self, rollout: RoutedRollout, asked: RoutedRequest) -> None:
         tokens = len(asked.request.prompt_ids)
         if rollout.name not in self._rollouts:
             self._rollouts[rollout.name] = rollout
@@ -278,7 +292,7 @@ class EngineRouter:
             if not rollout.asked:  # what it waited for was taken back
                 self._turn_over(rollout)
 
-    def _turn_over(self, rollout: _Rollout) -> None:
+    def _turn_over(self, rollout: RoutedRollout) -> None:
         if self._rollouts.get(rollout.name) is not rollout:
             return
         if rollout.once:
@@ -306,19 +320,22 @@ class EngineRouter:
                 member.asked.add(asked)
                 asked.attempt += 1
                 attempt = asked.attempt
+                asked.name, asked.tokens = f"{self._own}-{next(self._numbers)}", len(asked.request.prompt_ids)
+                asked.heard_at = self._clock()
             try:
-                inner = member.engine.submit(asked.request)
+                inner = member.engine.submit(replace(asked.request, name=asked.name))
             except ModelError as error:
                 inner = Future[Completion]()
                 inner.set_exception(error)
             asked.inner = inner
             inner.add_done_callback(partial(self._answered, member, asked, attempt))
 
-    def _answered(self, member: _Member, asked: _Asked, attempt: int, inner: Future[Completion]) -> None:
+    def _answered(self, member: Member, asked: RoutedRequest, attempt: int, inner: Future[Completion]) -> None:
         with self._lock:
             member.asked.discard(asked)
             self._changed.notify_all()
             stale = asked.attempt != attempt or inner.cancelled()
+            member.answered += not inner.cancelled() and inner.exception() is None
         if stale:
             return
         error = inner.exception()
@@ -331,16 +348,14 @@ class EngineRouter:
                 return
         self._settle(asked, error or inner.result())
 
-    def _settle(self, asked: _Asked, answer: BaseException | Completion) -> None:
+    def _settle(self, asked: RoutedRequest, answer: BaseException | Completion) -> None:
         with self._lock:
             rollout = asked.rollout
             if asked not in rollout.asked:
                 return
             rollout.asked.discard(asked)
             if isinstance(answer, Completion):
-                with suppress(KeyError):
-                    tokens = len(asked.request.prompt_ids) + len(answer.token_ids)
-                    self._scheduler.grow(rollout.name, tokens)
+                self._grow(rollout.name, len(asked.request.prompt_ids) + len(answer.token_ids))
             if not rollout.asked:
                 self._turn_over(rollout)
         if asked.future.set_running_or_notify_cancel():
@@ -350,7 +365,7 @@ class EngineRouter:
                 asked.future.set_result(answer)
         self._send()
 
-    def _taken_back(self, asked: _Asked, future: Future[Completion]) -> None:
+    def _taken_back(self, asked: RoutedRequest, future: Future[Completion]) -> None:
         if not future.cancelled():
             return
         with self._lock:
@@ -363,7 +378,7 @@ class EngineRouter:
                 self._turn_over(asked.rollout)
         self._send()
 
-    def _drop(self, asked: _Asked) -> None:
+    def _drop(self, asked: RoutedRequest) -> None:
         """Take a request away from wherever it is."""
         with self._lock:
             asked.attempt += 1

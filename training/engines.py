@@ -50,6 +50,8 @@ def open_fleet(
         collective=engines.weights_by == "collective",
         address=engines.weights_address,
         tolerance=engines.publish_tolerance,
+        unproved=engines.unproved_weights,
+        base=Path(model) if adapter.lora_rank else None,
         patience=engines.server_patience,
         abort=config.rollout.on_publish == "abort",
     )

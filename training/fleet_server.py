@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
 from hrm_agent.models.vllm.launch import LaunchOptions, VllmProcess
-from hrm_agent.models.vllm.server import ServerGoneError, parse_address
-from hrm_agent.models.vllm.weights import ServerFacts, WeightsClient
+from hrm_agent.models.vllm.server import ServerGoneError, ServerSilentError, parse_address
+from hrm_agent.models.vllm.weights import Compared, ServerFacts, Watched, WeightsClient
 from hrm_agent.training.iteration_costs import IterationCosts, measure_costs
 from hrm_agent.training.weights_file import Publication
 from hrm_agent.trajectory import Sampling
 
-__all__ = ["FleetOptions", "FleetServer"]
+__all__ = ["FleetOptions", "FleetServer", "Shown"]
 
 _SICK_LOOKS = 3
 """Looks in a row that a server may leave unanswered."""
 _STARTS = 3
 """Of one server, one after another without its ever answering."""
 _SAMPLE = Sampling(temperature=1.0, max_tokens=48, seed=1)
+_ONE_TOKEN = Sampling(temperature=1.0, max_tokens=1, seed=1)
 _SAMPLE_SECONDS = 120.0
+_COUNT_SECONDS = 2.0
+"""That a server's counters may lag behind its answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,29 @@ class FleetOptions:
     """Of this machine, for weights that are sent; empty: the one that it has towards each server."""
     tolerance: float | None = None
     """How far log-probs may differ after a publish; None: by dtype."""
+    unproved: bool = False
+    """Whether weights that cannot be looked at are taken on trust."""
+    base: Path | None = None
+    """Folder of the weights that an adapter stands on."""
     abort: bool = False
     """Requests under way at a publish are asked again with the new weights, in place of being waited for."""
     patience: float = 600.0
-    """Seconds that requests wait for a server to be there, and a publish for one to be done."""
+    """Seconds that requests wait for a server to be there, a publish for one to be done, and everybody for one that
+    says nothing of what it is at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a server has shown of the weights that it was given."""
+
+    compared: Compared
+    """Its tensors, held to the trainer's."""
+    sample: Completion | None
+    """Taken as any rollout is, after `head`; None where nobody asked for one."""
+    kept_cache: bool
+    """Whether it had the former weights' keys and values still."""
+    watched: Watched
+    """What it was after all that."""
 
 
 class FleetServer:
@@ -71,11 +94,15 @@ class FleetServer:
         """Why nothing more is expected of it."""
         self.took: int | None = None
         """Version of the weights that it was given; None since it was last away."""
+        self.proved: Watched | None = None
+        """What it was when it was last proved; None since it was given weights, or was away."""
         self._options, self._number = options, number
         self._given = "" if number < options.count else options.servers[number - options.count]
         self._process: VllmProcess | None = None
         self._weights: WeightsClient | None = None
         self._adapter = ""
+        self._base_compared = False
+        """Whether what adapters stand on was looked at; the digest says if that changes."""
         self._unanswered = self._starts = 0
 
     @property
@@ -122,8 +149,7 @@ class FleetServer:
         self._unanswered += 1
         if self._unanswered < _SICK_LOOKS:
             return None
-        if self._process is not None:  # it may hang for ever: the next look starts another
-            self._process.stop()
+        self.end()
         return f"it has not answered {_SICK_LOOKS} times"
 
     def is_there(self) -> bool:
@@ -133,6 +159,8 @@ class FleetServer:
     def take(self, publication: Publication) -> None:
         """Give it the weights of a version, and name that version in what it samples from now on."""
         engine, weights = self._here()
+        self.proved = None
+        engine.cache_salt = ""
         if publication.adapter:
             assert isinstance(publication.source, Path)
             weights.take_adapter(publication.source, publication.adapter)
@@ -145,10 +173,37 @@ class FleetServer:
             weights.drop_adapter(self._adapter)
         self._adapter = publication.adapter
 
-    def sample(self, prompt: Sequence[int]) -> Completion:
-        """Sampled as any rollout is."""
+    def head(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """These tokens, again and again: more than a block of its cache, which a shorter prompt would never fill."""
         engine, _ = self._here()
-        return engine.submit(GenerationRequest(tuple(prompt), _SAMPLE)).result(_SAMPLE_SECONDS)
+        assert self.facts is not None
+        most = (engine.max_length or 1 << 20) // 2
+        wanted = min(most, 2 * self.facts.block_tokens + len(token_ids))
+        return tuple((list(token_ids) * (wanted // len(token_ids) + 1))[:wanted])
+
+    def prime(self, publication: Publication) -> None:
+        """Have its cache hold what the proof of the next weights begins with."""
+        if self.proved is not None:
+            self._sampled(self.head(publication.texts[0].token_ids), _ONE_TOKEN)
+
+    def show(self, publication: Publication, *, sampled: bool) -> Shown:
+        """Compare its tensors, sample if wanted, and look at what it is then."""
+        _, weights = self._here()
+        compared = self._compared(publication)
+        sample, kept = None, False
+        if sampled:
+            before = weights.cache_hits()
+            sample = self._sampled(self.head(publication.texts[0].token_ids), _SAMPLE)
+            kept = before is not None and self._found_since(before)
+        return Shown(compared, sample, kept, self.watch(digest=True))
+
+    def watch(self, *, digest: bool) -> Watched:
+        """What it is now; with `digest`, all of its weights are read."""
+        return self._here()[1].watch(digest=digest)
+
+    def salt(self, salt: str) -> None:
+        """From the next request on its cache is shared among those with the same one only."""
+        self._here()[0].cache_salt = salt
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Of a text's tokens but the first."""
@@ -169,24 +224,21 @@ class FleetServer:
         weights.drop_cache()
         return found
 
-    def differing(self, publication: Publication) -> list[str]:
-        """Tensors of its weights that are known to differ from those of a version."""
-        _, weights = self._here()
-        if publication.adapter:
-            return []
-        with self._offered(publication) as source:
-            return weights.differing(source)[0]
-
     def forget(self) -> None:
         """It is away."""
         engine, weights = self.engine, self._weights
-        self.engine = self._weights = self.facts = self.took = None
-        self._adapter = ""
+        self.engine = self._weights = self.facts = self.took = self.proved = None
+        self._adapter, self._base_compared = "", False
         self._unanswered = 0
         if engine is not None:
             engine.close()
         if weights is not None:
             weights.close()
+
+    def end(self) -> None:
+        """It hangs: one of ours ends, and the next look starts another."""
+        if self._process is not None:
+            self._process.stop()
 
     def refuse(self, error: ModelError) -> None:
         """Expect nothing more of it."""
@@ -195,8 +247,42 @@ class FleetServer:
     def close(self) -> None:
         """It is needed no more: one of ours ends."""
         self.forget()
-        if self._process is not None:
-            self._process.stop()
+        self.end()
+
+    def _sampled(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
+        engine, _ = self._here()
+        try:
+            return engine.submit(GenerationRequest(tuple(prompt), sampling)).result(_SAMPLE_SECONDS)
+        except TimeoutError as error:
+            said = (
+                f"The vLLM server at {self.url} has not sampled {sampling.max_tokens} tokens in {_SAMPLE_SECONDS:g} s."
+            )
+            raise ServerSilentError(said, "See its log; `hrm-agent resume` continues a run that stopped.") from error
+
+    def _found_since(self, before: tuple[float, float]) -> bool:
+        """Whether its cache had anything of what it was asked for since; its counters come a little later."""
+        _, weights = self._here()
+        until = time.monotonic() + _COUNT_SECONDS
+        while (now := weights.cache_hits() or before)[0] <= before[0] and time.monotonic() < until:
+            time.sleep(_COUNT_SECONDS / 40)
+        return now[1] > before[1]
+
+    def _compared(self, publication: Publication) -> Compared:
+        _, weights = self._here()
+        if not publication.adapter:
+            with self._offered(publication) as source:
+                return weights.compared(source)
+        found = weights.compared(str(publication.source))
+        if self._options.base is None or self._base_compared:
+            return found
+        try:
+            base = weights.compared(str(self._options.base))
+        except ServerGoneError as error:
+            if not self.is_there():
+                raise
+            return replace(found, unknown=(*found.unknown, f"what the adapter stands on: {error.message}"))
+        self._base_compared = not base.unknown
+        return replace(found, differing=(*found.differing, *base.differing), unknown=(*found.unknown, *base.unknown))
 
     def _here(self) -> tuple[VllmEngine, WeightsClient]:
         engine, weights = self.engine, self._weights
@@ -245,10 +331,10 @@ class FleetServer:
         if self._options.tokenizer and "tokenizer=" not in name:
             name += f"{'&' if '?' in name else '?'}tokenizer={self._options.tokenizer}"
         try:
-            engine = open_vllm(name)
-            weights = WeightsClient(engine.address, engine.model)
+            engine = open_vllm(name, seconds=math.inf)  # who hears of its tokens says when it has fallen silent
+            weights = WeightsClient(engine.address, engine.model, self._options.patience)
             facts = weights.facts()
-            weights.version()  # says whether it takes weights at all
+            weights.watch()  # says whether it takes weights at all
             self._refuse_replicas(facts)
         except ServerGoneError:
             return  # looked at again

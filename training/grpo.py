@@ -39,6 +39,7 @@ from hrm_agent.training.carry_over import Carried, CarryOver
 from hrm_agent.training.collector import Collector
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.difference_bound import refuse_difference
 from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.follower import follow, led
 from hrm_agent.training.keeper import Keeper
@@ -282,15 +283,20 @@ class _SamplingRun(TrainingRun):
                     if task is not None:
                         under_way.begin(task)
             carried = await carried_over()
+        await asyncio.to_thread(self.learner.vouch)
         ordered = [groups[place] for place in sorted(groups)]
         everyone = [each for attempts, _ in ordered for each in attempts]
         judged = [overlay for _, overlays in ordered for overlay in overlays]
         return Settled([] if refill else everyone, everyone if refill else [], judged, cut_off, carried)
 
     async def updated(self, batches: list[list[MicroBatch]], rate: float) -> Row:
-        """Metrics of the step's update, and in what share of its time rollouts of coming steps were under way."""
+        """Metrics of the step's update, and in what share of its time rollouts of coming steps were under way.
+
+        Raises `ModelError` where what sampled the step was another policy.
+        """
         began = time.monotonic()
         metrics = await self.apart(self.learner.update, batches, rate)
+        refuse_difference(metrics, self.learner.formats(), self.source.config.loss.engine_difference_limit)
         return {**metrics, "update_overlap": self.under_way.share_busy(began)}
 
     async def apart(self, do: Callable[..., Any], *given: Any) -> Any:
@@ -304,6 +310,7 @@ class _SamplingRun(TrainingRun):
         config = self.source.config
         async with self.collector.groups(stage, config, tasks, samples=samples) as under_way:
             groups = sorted([group async for group in under_way], key=lambda group: group.place)
+        await asyncio.to_thread(self.learner.vouch)
         return [each[-1] for each in await self.score([each for group in groups for each in group.attempts])]
 
     async def evaluated(self, config: GrpoConfig) -> Row:

@@ -18,10 +18,12 @@ from accelerate import Accelerator
 
 from hrm_agent.models import Engine
 from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.model_string import parse_model
 from hrm_agent.models.restarting import RestartingEngine
 from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.difference_bound import difference_bound
 from hrm_agent.training.gradients import SkippedSteps
 from hrm_agent.training.model_mode import as_it_answers
 from hrm_agent.training.objectives import LossOptions
@@ -96,6 +98,20 @@ class Learner:
         """Of the servers that sample; empty where this process does."""
         engine: Any = self.__dict__.get("engine")
         return dict(engine.metrics()) if self._on_servers and engine is not None else {}
+
+    def formats(self) -> dict[str, float]:
+        """What trainer and engine compute in, and by how much log-probs may differ for that."""
+        own = parse_model(self.name).options.load or ""
+        found = {(self._config.optim.dtype, own)}
+        if self._on_servers:
+            found |= self.engine.formats()  # type: ignore[attr-defined]
+        return {"/".join(each).strip("/"): difference_bound(*each) for each in sorted(found)}
+
+    def vouch(self) -> None:
+        """Raise `ModelError` where what samples has had other weights than it was given since they were published."""
+        engine: Any = self.__dict__.get("engine")
+        if self._on_servers and engine is not None:
+            engine.vouch()
 
     @property
     def _on_servers(self) -> bool:

@@ -5,12 +5,19 @@ Ways to hand weights to a server answer "done" and are wrong in silence: a serve
 training goes on, on samples of another policy, and its curves only look a little worse. Three things are held against
 the trainer:
 
+* the tensors, layer by layer, byte by byte (`hrm_agent/models/vllm/in_server/hrm_agent_held.py`), in whatever form and
+  on however many cards: that says *which* are wrong, and sees a step of any size;
 * the log-probs of a fixed text, which the server computes without its cache;
-* the log-probs of fresh samples, which took the way of every rollout: prefill, cache, decoding, sampler;
-* the tensors, layer by layer (`hrm_agent/models/vllm/in_server/hrm_agent_weights.py`): that says *which* are wrong.
+* the log-probs of fresh samples, which took the way of every rollout: prefill, cache, decoding, sampler. They begin
+  with a prompt that the server had in its cache with the former weights, and must not be found there.
 
 How far log-probs may differ depends on the dtype of the server's weights. In float32 the largest difference counts. In
-half precision single tokens differ by up to 0.8 with equal weights, so there the mean does.
+half precision single tokens differ by up to 0.8 with equal weights, so there the mean does: it is 0.016 with the small
+policy, and cannot see a small step. So tensors that cannot be compared are named, and taken on trust only where the
+user says so.
+
+A proof is of one moment. `hrm_agent.training.fleet_watch` sees to the time after it, and `engine_difference` of each
+step, within the bounds of `difference_bound`, to what either of them misses.
 """
 
 from __future__ import annotations
@@ -21,7 +28,15 @@ from statistics import fmean
 
 from hrm_agent.errors import ModelError
 
-__all__ = ["PROBE_TEXT", "LogprobDifference", "OtherWeightsError", "ScoredText", "refuse_other_weights"]
+__all__ = [
+    "PROBE_TEXT",
+    "LogprobDifference",
+    "OtherWeightsError",
+    "ScoredText",
+    "refuse_kept_cache",
+    "refuse_other_weights",
+    "refuse_unknown",
+]
 
 PROBE_TEXT = (
     "A tank holds 1200 L. It leaks 2% per hour for 3 hours, then is refilled by 150 L. Let me compute: "
@@ -75,10 +90,38 @@ def refuse_other_weights(
     measured = found.largest if exact else found.mean
     if measured <= tolerance and not differing:
         return
-    named = ", ".join(differing[:_NAMED]) + (f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else "")
-    tensors = f"It differs in: {named}." if differing else "No tensor is known to differ."
+    tensors = f"It differs in: {_named(differing)}." if differing else "No tensor is known to differ."
     raise OtherWeightsError(
         f"The engine at {where} does not sample with the weights of version {version}: log-probs differ by "
         f"{measured:.2g} {'at most' if exact else 'on average'}, and {tolerance:g} is allowed in {dtype}. {tensors}",
         "Nothing was trained on its samples. Look at how the server was started and at what it says; then resume.",
     )
+
+
+def refuse_unknown(where: str, version: int, unknown: Sequence[str], *, trusted: bool) -> str | None:
+    """Raise `OtherWeightsError` where tensors of an engine cannot be compared; a text in place of it if `trusted`."""
+    if not unknown:
+        return None
+    said = f"Not all weights of the engine at {where} can be compared with those of version {version}: "
+    said += f"{_named(unknown)}."
+    if trusted:
+        return f"{said} They are taken on trust (unproved_weights)."
+    raise OtherWeightsError(
+        f"{said} Log-probs agree, and do not show a small difference.",
+        "Go on without that proof with --unproved-weights; or let vLLM 0.32 serve the model in a form that it can "
+        "reload layer by layer.",
+    )
+
+
+def refuse_kept_cache(where: str, version: int) -> None:
+    """Raise `OtherWeightsError`: an engine was told to forget its cache of prefixes, and has it still."""
+    raise OtherWeightsError(
+        f"The engine at {where} answers with version {version} from a cache of its former weights: it said that it had "
+        "dropped its cache, and found in it what it had been asked before.",
+        "Nothing was trained on its samples. Look at what stands between trainer and server, and at the server's log; "
+        "then resume.",
+    )
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

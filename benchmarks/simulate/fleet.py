@@ -1,11 +1,16 @@
-"""One step of rollouts on simulated engines, placed by the real `RolloutScheduler`."""
+"""One step of rollouts on simulated engines, behind the router that a training has in front of its servers.
+
+The router hears of tokens as it does there: once in so many seconds, of all requests that an engine is at.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import simpy
@@ -13,9 +18,15 @@ import simpy
 from benchmarks.simulate.engine import EngineModel, SimulatedEngine
 from benchmarks.simulate.engine import Sequence as EngineSequence
 from benchmarks.simulate.workload import Planned
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.training.engine_routing import EngineRouter
 from hrm_agent.training.length_curve import LengthCurve
-from hrm_agent.training.scheduler import Placement, RolloutScheduler
+from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.scheduling_policies import SchedulingPolicy
+from hrm_agent.trajectory import FinishReason, Sampling
+
+LOOK_SECONDS = 1.0
+"""Between one look at a server and the next, in a training."""
 
 
 @dataclass
@@ -77,67 +88,102 @@ def _alone(rollout: Planned, model: EngineModel) -> float:
     return seconds + sum(turn.tool_seconds + turn.tool_tokens * model.fed_token_s for turn in rollout.turns)
 
 
+def _timed(name: str) -> Callable[..., Any]:
+    method = getattr(RolloutScheduler, name)
+
+    def call(self: _TimedScheduler, *words: Any, **named: Any) -> Any:
+        begin = time.process_time()
+        try:
+            return method(self, *words, **named)
+        finally:
+            self.cpu += time.process_time() - begin
+            self.decisions += 1
+
+    return call
+
+
+class _TimedScheduler(RolloutScheduler):
+    """Knows what its decisions took."""
+
+    cpu = 0.0
+    decisions = 0
+    arrive, turn_ended, turn_asked, ended = map(_timed, ("arrive", "turn_ended", "turn_asked", "ended"))
+
+
+class _Routed:
+    """A simulated engine, as the router knows it."""
+
+    def __init__(self, submit: Callable[[GenerationRequest, Future[Completion]], None]) -> None:
+        self._submit = submit
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        future: Future[Completion] = Future()
+        self._submit(request, future)
+        return future
+
+
 class _Step:
     def __init__(
-        self, rollouts: Sequence[Planned], model: EngineModel, engines: int, scheduler: RolloutScheduler, streamed: bool
+        self, rollouts: Sequence[Planned], model: EngineModel, engines: int, scheduler: _TimedScheduler
     ) -> None:
         self.env = simpy.Environment()
-        self.rollouts, self.scheduler, self.streamed = rollouts, scheduler, streamed
+        self.rollouts, self.scheduler = rollouts, scheduler
+        self.router = EngineRouter(scheduler, clock=lambda: self.env.now)
         self.names = [f"engine-{i}" for i in range(engines)]
         self.engines = {name: SimulatedEngine(self.env, model, self._turn_over) for name in self.names}
-        self.plans = {each.name: each for each in rollouts}
+        self.plans = {f"{each.group}/{each.name}": each for each in rollouts}
         self.turn = dict.fromkeys(self.plans, 0)
-        self.tokens = {each.name: each.prompt_tokens for each in rollouts}
+        self.tokens = {name: each.prompt_tokens for name, each in self.plans.items()}
         self.computed = dict.fromkeys(self.plans, 0)
-        self.home: dict[str, str] = {}
+        self.asked: dict[str, tuple[GenerationRequest, Future[Completion]]] = {}
+        """By rollout, while an engine has its turn."""
         self.ends: list[float] = []
         self.group_left: dict[str, int] = {}
         self.group_ends: list[float] = []
         self.began: list[float] = []
-        self.at_once = self.most_at_once = self.decisions = 0
-        self.cpu = 0.0
+        self.at_once = self.most_at_once = 0
         for each in rollouts:
             self.group_left[each.group] = self.group_left.get(each.group, 0) + 1
 
     def start(self, model: EngineModel, told: bool) -> None:
         costs = model.costs if told else None
         for name in self.names:
-            sizes = (model.capacity_tokens, model.max_running)
-            self._told("join", name, *sizes, block_tokens=model.block_tokens, costs=costs)
-        for each in self.rollouts:
-            self._told("arrive", each.name, each.group, each.prompt_tokens)
+            engine, sizes = _Routed(partial(self._sent, name)), (model.capacity_tokens, model.max_running)
+            self.router.join(name, engine, *sizes, costs, block_tokens=model.block_tokens)
+        for name in self.plans:
+            self._ask(name)
 
-    def _told(self, what: str, *words: Any, **named: Any) -> None:
-        begin = time.process_time()
-        placements: list[Placement] = getattr(self.scheduler, what)(*words, **named)
-        self.cpu += time.process_time() - begin
-        self.decisions += 1
-        for placement in placements:
-            self._send(placement)
+    def _ask(self, name: str) -> None:
+        # the length of a prompt is all that is looked at
+        prompt = cast("tuple[int, ...]", range(self.tokens[name]))
+        self.router.submit(GenerationRequest(prompt, Sampling(), thread=name)).add_done_callback(
+            lambda _: self._answered(name)
+        )
 
-    def _send(self, placement: Placement) -> None:
-        name = placement.rollout
+    def _sent(self, engine: str, request: GenerationRequest, future: Future[Completion]) -> None:
+        name = request.thread
         plan = self.plans[name]
-        self.home[name] = placement.engine
+        self.asked[name] = (request, future)
         turn = plan.turns[self.turn[name]]
         sequence = EngineSequence(
             name, plan.group, plan.prompt_tokens, self.tokens[name], turn.sampled, self.computed[name]
         )
-        self.engines[placement.engine].submit(sequence)
+        self.engines[engine].submit(sequence)
 
     def _turn_over(self, sequence: EngineSequence) -> None:
         name = sequence.name
-        plan, self.tokens[name], self.computed[name] = self.plans[name], sequence.tokens, sequence.computed
-        if self.streamed and self.scheduler.policy.watches_growth:
-            for other, tokens in self.engines[self.home[name]].lengths():
-                self.scheduler.grow(other, tokens)
-        self.scheduler.grow(name, sequence.tokens)
+        sampled = cast("tuple[int, ...]", range(sequence.tokens - self.tokens[name]))
+        self.tokens[name], self.computed[name] = sequence.tokens, sequence.computed
+        _, future = self.asked.pop(name)
+        future.set_result(Completion(sampled, (), FinishReason.STOP, 0))
+
+    def _answered(self, name: str) -> None:
+        plan = self.plans[name]
         turn = plan.turns[self.turn[name]]
         self.turn[name] += 1
         if self.turn[name] == len(plan.turns):
-            self._rollout_over(plan)
+            self._rollout_over(plan, name)
             return
-        self._told("turn_ended", name)
         self.began.append(self.env.now)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -146,14 +192,21 @@ class _Step:
     def _tool_over(self, name: str, tokens: int) -> None:
         self.at_once -= 1
         self.tokens[name] += tokens
-        self._told("turn_asked", name, self.tokens[name])
+        self._ask(name)
 
-    def _rollout_over(self, plan: Planned) -> None:
+    def _rollout_over(self, plan: Planned, name: str) -> None:
         self.ends.append(self.env.now)
         self.group_left[plan.group] -= 1
         if not self.group_left[plan.group]:
             self.group_ends.append(self.env.now)
-        self._told("ended", plan.name)
+        self.router.rollout_ended(name)
+
+    def look(self) -> Generator[Any]:
+        """Say how far all requests are, now and then."""
+        while len(self.ends) < len(self.rollouts):
+            for name, engine in self.engines.items():
+                self.router.heard(name, {self.asked[each][0].name: tokens for each, tokens in engine.lengths()})
+            yield self.env.timeout(LOOK_SECONDS)
 
     def watch(self, seconds: float, timeline: list[list[int]]) -> Any:
         while len(self.ends) < len(self.rollouts):
@@ -175,13 +228,16 @@ def simulate(
 ) -> Outcome:
     """One step from its start to its last rollout.
 
-    `streamed` tells the scheduler of tokens as they are sampled, `told` of the engines' constants.
+    `streamed`: the router hears of tokens while they are sampled, as in a training, and not at the ends of turns only.
+    `told`: it is told the engines' constants.
     """
-    step = _Step(rollouts, model, engines, RolloutScheduler(policy, lengths, seed), streamed)
+    step = _Step(rollouts, model, engines, _TimedScheduler(policy, lengths, seed))
     timeline: list[list[int]] = []
     if watch_seconds:
         step.env.process(step.watch(watch_seconds, timeline))
     step.start(model, told)
+    if streamed and policy.watches_growth:
+        step.env.process(step.look())
     step.env.run()
     assert len(step.ends) == len(rollouts), "rollouts were lost"
     seconds, machines = max(step.ends), step.engines.values()
@@ -200,6 +256,6 @@ def simulate(
         calls_at_once=step.most_at_once,
         group_median=float(np.median(step.group_ends)) / seconds,
         tail=1 - float(np.quantile(step.ends, 0.9)) / seconds,
-        microseconds=step.cpu / step.decisions * 1e6,
+        microseconds=step.scheduler.cpu / step.scheduler.decisions * 1e6,
         timeline=timeline,
     )

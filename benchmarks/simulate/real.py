@@ -4,7 +4,8 @@
                                        [--policies NAME ...] [--blocks 32] [--json FILE]
 
 Lengths and tool delays are drawn once and replayed (`ignore_eos`, `max_tokens`), so that every policy does the same
-work; the policies take turns, each with prompts of its own, which no cache has seen. FILE has the constants that
+work; the policies take turns, each with prompts of its own, which no cache has seen. The router is that of a training,
+and looks at the servers once a second as one does. FILE has the constants that
 `benchmarks.simulate.measure` found of such a server. Run it on a quiet machine with a core for each server.
 """
 
@@ -19,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,18 @@ from rich.table import Table
 
 from benchmarks.simulate.cases import read_model
 from benchmarks.simulate.engine import EngineModel
-from benchmarks.simulate.fleet import simulate
+from benchmarks.simulate.fleet import LOOK_SECONDS, simulate
 from benchmarks.simulate.servers import BLOCK_TOKENS, counter, random_model, servers
 from benchmarks.simulate.workload import Planned, Workload, drawn
 from hrm_agent.errors import HrmError
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.vllm.server import parse_address
+from hrm_agent.models.vllm.weights import WeightsClient
+from hrm_agent.training.engine_routing import EngineRouter
 from hrm_agent.training.length_curve import LengthCurve
-from hrm_agent.training.scheduler import Placement, RolloutScheduler
+from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.scheduling_policies import SchedulingPolicy, scheduling_policy
+from hrm_agent.trajectory import FinishReason, Sampling
 
 POLICIES = ("static_rollouts", "static_prompts", "least_requests", "safe_maximum", "expected_peak")
 COUNTERS = {"preempted": "vllm:num_preemptions_total", "asked": "vllm:prefix_cache_queries_total"}
@@ -43,49 +50,44 @@ COUNTERS["found"] = "vllm:prefix_cache_hits_total"
 Row = dict[str, Any]
 
 
-class Router:
-    """Rollouts that are replayed against servers, as the scheduler places them."""
+class Replayed:
+    """A server as the router knows it: a turn has as many tokens as it is to have, whatever they say."""
 
-    def __init__(self, scheduler: RolloutScheduler, client: httpx.AsyncClient, name: str, salt: str) -> None:
-        self._scheduler, self._client, self._name, self._salt = scheduler, client, name, salt
-        self._sent: dict[str, asyncio.Future[str]] = {}
+    def __init__(self, url: str, client: httpx.AsyncClient, name: str) -> None:
+        self._url, self._client, self._name = url, client, name
+        self._loop = asyncio.get_running_loop()
 
-    def told(self, placements: Sequence[Placement]) -> None:
-        for each in placements:
-            self._sent[each.rollout].set_result(each.engine)
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        return asyncio.run_coroutine_threadsafe(self._turn(request), self._loop)
 
-    async def rollout(self, plan: Planned) -> None:
-        tokens = tokens_of(f"{self._salt} {plan.group}", plan.prompt_tokens)
-        for i, turn in enumerate(plan.turns):
-            waits = self._sent[plan.name] = asyncio.get_running_loop().create_future()
-            if i == 0:
-                self.told(self._scheduler.arrive(plan.name, plan.group, len(tokens)))
-            else:
-                self.told(self._scheduler.turn_asked(plan.name, len(tokens)))
-            tokens += await self._turn(await waits, plan.name, tokens, turn.sampled)
-            self._scheduler.grow(plan.name, len(tokens))
-            if turn.tool_tokens:
-                self.told(self._scheduler.turn_ended(plan.name))
-                await asyncio.sleep(turn.tool_seconds)
-                tokens += tokens_of(f"tool {plan.name} {i}", turn.tool_tokens)
-        self.told(self._scheduler.ended(plan.name))
-
-    async def _turn(self, url: str, rollout: str, tokens: list[int], sampled: int) -> list[int]:
-        asked = {"model": self._name, "prompt": tokens, "max_tokens": sampled, "ignore_eos": True, "temperature": 1.0}
-        asked |= {"stream": True, "return_token_ids": True, "seed": len(tokens)}
-        answer: list[int] = []
-        rest = b""
-        async with self._client.stream("POST", f"{url}/v1/completions", json=asked) as response:
-            response.raise_for_status()
-            async for part in response.aiter_bytes():  # not aiter_lines: sampled text has every separator of Unicode
-                *lines, rest = (rest + part).split(b"\n")
-                for line in lines:
-                    data = line.removeprefix(b"data: ")
-                    if line and data != b"[DONE]":
-                        answer += (json.loads(data)["choices"] or [{}])[0].get("token_ids") or []
-                self._scheduler.grow(rollout, len(tokens) + len(answer))
+    async def _turn(self, request: GenerationRequest) -> Completion:
+        sampled = request.sampling.max_tokens
+        asked = {"model": self._name, "prompt": list(request.prompt_ids), "max_tokens": sampled, "ignore_eos": True}
+        asked |= {"temperature": 1.0, "return_token_ids": True, "seed": request.sampling.seed}
+        response = await self._client.post(f"{self._url}/v1/completions", json=asked | {"request_id": request.name})
+        answer = response.raise_for_status().json()["choices"][0]["token_ids"]
         assert len(answer) == sampled, f"{len(answer)} tokens in place of {sampled}"
-        return answer
+        return Completion(tuple(answer), (), FinishReason.LENGTH, 0)
+
+
+async def rolled_out(router: EngineRouter, plan: Planned, salt: str) -> None:
+    name, tokens = f"{plan.group}/{plan.name}", tokens_of(f"{salt} {plan.group}", plan.prompt_tokens)
+    for i, turn in enumerate(plan.turns):
+        sampling = Sampling(temperature=1.0, max_tokens=turn.sampled, seed=len(tokens))
+        asked = router.submit(GenerationRequest(tuple(tokens), sampling, thread=name))
+        tokens += (await asyncio.wrap_future(asked)).token_ids
+        if turn.tool_tokens:
+            await asyncio.sleep(turn.tool_seconds)
+            tokens += tokens_of(f"tool {plan.name} {i}", turn.tool_tokens)
+    router.rollout_ended(name)
+
+
+async def looked_at(router: EngineRouter, url: str) -> None:
+    """As a training does, until it is cancelled."""
+    client = WeightsClient(parse_address(f"vllm:{url}/v1"), "")
+    while True:
+        router.heard(url, (await asyncio.to_thread(client.watch)).tokens or {})
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def tokens_of(name: str, count: int) -> list[int]:
@@ -107,15 +109,18 @@ async def step(
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, timeout=3_600, limits=limits) as client:
         name = (await client.get(f"{urls[0]}/v1/models")).json()["data"][0]["id"]
+        before = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
+        router, begin = EngineRouter(scheduler), time.perf_counter()
         for url in urls:
             sizes = (model.capacity_tokens, model.max_running)
-            scheduler.join(url, *sizes, block_tokens=BLOCK_TOKENS, costs=model.costs)
-        before = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
-        router, begin = Router(scheduler, client, name, salt), time.perf_counter()
+            router.join(url, Replayed(url, client, name), *sizes, model.costs, block_tokens=BLOCK_TOKENS)
+        looks = [asyncio.create_task(looked_at(router, url)) for url in urls]
         async with asyncio.TaskGroup() as group:
             for plan in rollouts:
-                group.create_task(router.rollout(plan))
+                group.create_task(rolled_out(router, plan, salt))
         seconds = time.perf_counter() - begin
+        for look in looks:
+            look.cancel()
     after = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
     return {"seconds": seconds, "moves": scheduler.load().moves, **{what: after[what] - before[what] for what in after}}
 

@@ -17,6 +17,7 @@ import httpx
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.vllm.weights import EXTENSION, EXTENSION_FOLDER
 from tests.support.vllm.server import MISSING, VllmServer, find_python
 
 BLOCK_TOKENS = 32
@@ -63,12 +64,13 @@ def servers(count: int, model: Path, folder: Path, blocks: int, max_running: int
     cores = sorted(os.sched_getaffinity(0))
     options = ("--num-gpu-blocks-override", str(blocks), "--block-size", str(BLOCK_TOKENS))
     options += ("--max-num-seqs", str(max_running), "--max-model-len", "512", "--enable-prefix-caching")
+    options += ("--worker-extension-cls", EXTENSION)
 
     def started(i: int) -> VllmServer:
         own = folder / f"server-{i}"
         own.mkdir(parents=True, exist_ok=True)
         os.sched_setaffinity(0, {cores[i % len(cores)]})  # of this thread, and so of the process that it starts
-        return VllmServer(python, str(model), own, *options)
+        return VllmServer(python, str(model), own, *options, path=str(EXTENSION_FOLDER))
 
     with ExitStack() as stack:
         # A server takes a minute or more to start, and goes down with the thread that started it, which has to stay.

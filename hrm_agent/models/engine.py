@@ -36,6 +36,8 @@ class GenerationRequest:
     """Who asks, as `GraphIdentity.role` has it: an engine with adapters by role answers through this one's."""
     thread: str = ""
     """The rollout that asks, by its LangGraph thread: its turns are best answered where the ones before were."""
+    name: str = ""
+    """What an engine of another process is to call the request, so that it can say how far it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import ServerGoneError
 from hrm_agent.training.engine_routing import EngineRouter
+from hrm_agent.training.length_curve import LengthCurve
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.scheduling_policies import scheduling_policy
 from hrm_agent.trajectory import FinishReason, Sampling
@@ -216,6 +217,72 @@ def test_closing_fails_what_waits_and_takes_nothing_more() -> None:
         answer.result(5)
     with pytest.raises(ModelError, match="closed"):
         routing.submit(request("r/0/1"))
+
+
+def test_the_scheduler_hears_of_tokens_while_they_are_sampled() -> None:
+    """So that one rollout that has grown keeps another from a cache that both would overflow."""
+    scheduler = RolloutScheduler(scheduling_policy("expected_peak"), LengthCurve.of([100] * 50))
+    routing, engine = EngineRouter(scheduler), HandEngine()
+    routing.join("e0", engine, 240, 64, None, block_tokens=8)
+    routing.submit(request("r/0/0", 20))
+    (asked, _) = engine.open[0]
+    assert asked.name
+    routing.heard("e0", {asked.name: 60, "another's": 900})
+    (load,) = scheduler.load().engines
+    assert load.tokens == 60
+    routing.heard("e0", {asked.name: 40})
+    assert scheduler.load().engines[0].tokens == 60, "what was said before it, and came later"
+    engine.answer(*range(70))
+    assert scheduler.load().engines[0].tokens == 90
+
+
+def test_parallel_requests_have_names_of_their_own_and_each_attempt_another() -> None:
+    routing, (only,) = router(1)
+    for k in range(3):
+        routing.submit(request("r/0/0", seed=k))
+    first = {asked.name for asked, _ in only.asked}
+    only.die()
+    back = HandEngine()
+    routing.join("e0", back, 1000, 64, None)
+    assert len(first | {asked.name for asked, _ in back.asked}) == 6
+
+
+def test_the_scheduler_is_told_the_size_of_a_servers_blocks() -> None:
+    scheduler = RolloutScheduler(scheduling_policy("safe_maximum", max_response_tokens=100))
+    EngineRouter(scheduler).join("e0", HandEngine(), 1000, 64, None, block_tokens=128)
+    assert [each.block_tokens for each in scheduler._all()] == [128]
+
+
+def test_an_engine_is_silent_when_nothing_is_heard_of_one_of_its_requests() -> None:
+    now = [0.0]
+    routing, engine = EngineRouter(RolloutScheduler(scheduling_policy("static_rollouts")), lambda: now[0]), HandEngine()
+    routing.join("e0", engine, 1000, 64, None)
+    first, second = routing.submit(request("r/0/0", 4)), routing.submit(request("r/0/1", 4))
+    now[0] = 9.0
+    assert not routing.silent("e0", 10)
+    routing.heard("e0", {asked.name: 4 + k for k, (asked, _) in enumerate(engine.open)})
+    now[0] = 11.0
+    assert routing.silent("e0", 10), "the first has the tokens of its prompt and no more"
+    engine.answer()
+    assert first.result(5) and not second.done() and not routing.silent("e0", 10)
+
+
+def test_a_request_over_which_several_engines_fall_silent_fails_and_the_others_go_on() -> None:
+    now = [0.0]
+    routing = EngineRouter(RolloutScheduler(scheduling_policy("static_rollouts")), lambda: now[0])
+    stuck = routing.submit(request("r/0/0"))
+    for k in range(3):
+        engine = HandEngine()
+        routing.join("e0", engine, 1000, 64, None)
+        other = routing.submit(request(f"r/1/{k}"))
+        now[0] += 11.0
+        routing.heard("e0", {asked.name: 5 for asked, _ in engine.open if asked.thread != "r/0/0"})
+        assert routing.silent("e0", 10) and not stuck.done()
+        routing.leave("e0")
+        assert not other.done()
+    with pytest.raises(ModelError, match="got no answer: 3 times"):
+        stuck.result(5)
+    assert routing.unanswered == 3
 
 
 class Chaos:

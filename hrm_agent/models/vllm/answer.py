@@ -54,6 +54,8 @@ def request_body(request: GenerationRequest, model: str, codec: PolicyCodec, max
         "logprobs": 0,
         "return_token_ids": True,
     }
+    if request.name:
+        body["request_id"] = request.name
     if sampling.seed is not None:
         body["seed"] = sampling.seed & _SEEDS
     if stop := [text for text in sampling.stop if text]:

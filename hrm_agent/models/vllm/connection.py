@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from math import isfinite
 from typing import Any
 
 import httpx
 
 from hrm_agent.errors import ModelError
 from hrm_agent.http_client import backoff, bounded_body, retry_after
-from hrm_agent.models.vllm.server import HTTP_OK, VllmAddress, client_options, object_of, refusal, unreachable
+from hrm_agent.models.vllm.server import (
+    HTTP_OK,
+    ServerSilentError,
+    VllmAddress,
+    client_options,
+    object_of,
+    refusal,
+    unreachable,
+)
 
 __all__ = ["Connection"]
 
@@ -45,10 +54,10 @@ class Connection:
     async def ask(self, body: Mapping[str, Any], take: Callable[[dict[str, Any]], None]) -> None:
         """Post `body` and hand each piece of the answer to `take`. Raises `ModelError`; cancelling hangs up."""
         try:
-            async with asyncio.timeout(self._address.seconds):
+            async with asyncio.timeout(self._address.seconds if isfinite(self._address.seconds) else None):
                 await self._ask_repeatedly(body, take)
         except TimeoutError as error:
-            raise ModelError(
+            raise ServerSilentError(
                 f"The vLLM server at {self._address.url} gave no whole answer within {self._address.seconds:g} s.",
                 "Allow more with timeout=SECONDS in the model's string, or ask for fewer tokens.",
             ) from error

@@ -64,6 +64,8 @@ class VllmEngine:
         self.logprob_kind = served.logprob_kind
         self.policy_version = 0
         self._model = served.model
+        self.cache_salt = ""
+        """Prefixes in the server's cache are found by requests with the same one only; empty: by all without any."""
         self.max_length = served.max_length
         """Prompt and answer are at most so many tokens; None where the server did not say."""
         self._address = address
@@ -170,7 +172,9 @@ class VllmEngine:
     async def _sample(self, request: GenerationRequest, waited: float) -> Completion:
         limit = self._limit(request)
         answer, version = VllmReply(request, self._address, self.codec, limit), self.policy_version
-        await self._connection.ask(request_body(request, self._model, self.codec, limit), answer.take)
+        body = request_body(request, self._model, self.codec, limit)
+        body |= {"cache_salt": self.cache_salt} if self.cache_salt else {}
+        await self._connection.ask(body, answer.take)
         return answer.completion(version, waited)
 
     async def _hang_up(self) -> None:
@@ -202,9 +206,14 @@ class VllmEngine:
         return ModelError(f"The engine {self.name!r} is closed.", "Open a new engine.")
 
 
-def open_vllm(name: str) -> VllmEngine:
-    """The engine that `vllm:URL?OPTIONS` names. Raises `ModelError`."""
+def open_vllm(name: str, *, seconds: float | None = None) -> VllmEngine:
+    """The engine that `vllm:URL?OPTIONS` names. Raises `ModelError`.
+
+    `seconds`: within which an answer has to be there, where the name does not say it.
+    """
     address = parse_address(name)
+    if seconds is not None and not address.bounded:
+        address = replace(address, seconds=seconds)
     _check_transformers(name)
     served = look_up(address)
     codec, encode = _codec(address, served.tokenizer)

@@ -29,6 +29,7 @@ __all__ = [
     "Refusal",
     "Served",
     "ServerGoneError",
+    "ServerSilentError",
     "VllmAddress",
     "look_up",
     "object_of",
@@ -64,7 +65,12 @@ class VllmAddress:
     key_env: str = KEY_ENV
     """Environment variable that holds the key."""
     seconds: float = 600.0
-    """Within which an answer has to be there, waiting included."""
+    """Within which an answer has to be there, waiting included; infinite where somebody else watches over that."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its string says how long an answer may take."""
+        return "timeout" in dict(parse_qsl(self.name.partition("?")[2]))
 
     @property
     def local(self) -> bool:
@@ -92,6 +98,10 @@ class Refusal(ModelError):
 
 class ServerGoneError(ModelError):
     """The server is not there, went away while it answered, or failed: another may answer the same request."""
+
+
+class ServerSilentError(ServerGoneError):
+    """The server is there, as far as can be seen, and does not answer."""
 
 
 def parse_address(name: str) -> VllmAddress:
@@ -275,7 +285,8 @@ def _is_list(value: Any) -> bool:
 def unreachable(address: VllmAddress, error: Exception) -> ModelError:
     """The server is not there, or went away while it answered."""
     why = str(error) or type(error).__name__
-    return ServerGoneError(
+    silent = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
+    return (ServerSilentError if silent else ServerGoneError)(
         f"The vLLM server at {address.url} does not answer: {why}.",
         "Start it (docs/models.md, vLLM), or check the address; `hrm-agent resume` continues a run that stopped.",
     )

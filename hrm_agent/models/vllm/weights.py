@@ -7,7 +7,8 @@ server on the loopback or in a closed network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,13 +26,15 @@ from hrm_agent.models.vllm.server import (
     unreachable,
 )
 
-__all__ = ["EXTENSION", "EXTENSION_FOLDER", "ServerFacts", "WeightsClient"]
+__all__ = ["EXTENSION", "EXTENSION_FOLDER", "Compared", "ServerFacts", "Watched", "WeightsClient"]
 
 EXTENSION = "hrm_agent_weights.WeightsFromTrainer"
 EXTENSION_FOLDER = Path(__file__).parent / "in_server"
 """To be on the server's PYTHONPATH."""
 _SECONDS = 600.0
 _HEALTH_SECONDS = 5.0
+_WATCH_SECONDS = 120.0
+"""An engine answers between two of its iterations: even one without a GPU takes no longer for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,44 @@ class ServerFacts:
     """Of its weights: float32, bfloat16, float16."""
     replicas: int = 1
     """Sets of workers, each with the whole model."""
+    block_tokens: int = 16
+    """Tokens of a block of its cache."""
+    quantization: str = ""
+    """How it rounds its weights beyond their dtype, if it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How a server's weights are to those that it was given."""
+
+    differing: tuple[str, ...]
+    """Tensors that it does not compute with."""
+    unknown: tuple[str, ...]
+    """Those that could not be looked at, some with a reason."""
+    digest: str
+    """Of all that its workers compute with, as `Watched` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a server is at one moment."""
+
+    identity: tuple[tuple[str, ...], ...]
+    """Of each worker: its process, the version that it took last, and how often it has taken any."""
+    digest: str
+    """Of all that its workers compute with; empty where it was not asked for."""
+    tokens: Mapping[str, int] | None
+    """Of each request under way, prompt and sampled, by the name that it was given; None where it does not say."""
 
 
 class WeightsClient:
     """One server's weights. Every method raises `ModelError` where the server fails or refuses. Thread-safe."""
 
-    def __init__(self, address: VllmAddress, model: str) -> None:
-        """`model`: the name under which the server has its base model."""
-        self.address, self.model = address, model
+    def __init__(self, address: VllmAddress, model: str, seconds: float = _SECONDS) -> None:
+        """`model`: the name under which the server has its base model. `seconds`: within which it has to answer."""
+        self.address, self.model, self._seconds = address, model, seconds
         self._root = address.url.removesuffix("/v1")
-        self._client = httpx.Client(timeout=_SECONDS, **client_options(address))
+        self._client = httpx.Client(timeout=seconds, **client_options(address))
 
     def facts(self) -> ServerFacts:
         """Size of its cache, and its dtype."""
@@ -66,7 +97,8 @@ class WeightsClient:
             dtype = str(config["model_config"]["dtype"]).removeprefix("torch.")
             replicas = int(config["parallel_config"]["data_parallel_size"])
             most = int(config["scheduler_config"]["max_num_seqs"])
-            return ServerFacts(int(blocks) * int(size), most, dtype, replicas)
+            rounded = str(config["model_config"].get("quantization") or "")
+            return ServerFacts(int(blocks) * int(size), most, dtype, replicas, int(size), rounded)
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(
                 f"The vLLM server at {self.address.url} does not say how large its cache is.", "Take vLLM 0.32."
@@ -79,11 +111,27 @@ class WeightsClient:
         except httpx.HTTPError:
             return False
 
-    def version(self) -> int | None:
-        """Version of the weights that it took last; None where it has only what it was started with."""
-        versions = {entry.get("version") for entry in self._rpc("hrm_weights_version")}
-        found = versions.pop() if len(versions) == 1 else None
-        return found if isinstance(found, int) else None
+    def watch(self, *, digest: bool = False) -> Watched:
+        """Which process it is, what it was given, and how far its requests are.
+
+        `digest`: all weights are read for one. Raises `ServerSilentError` where it does not answer within a while.
+        """
+        answers = self._rpc("hrm_watch", *(("digest",) if digest else ()), seconds=min(self._seconds, _WATCH_SECONDS))
+        said = sorted(tuple(str(each.get(key)) for key in _IDENTITY) for each in answers)
+        counts = [cast("dict[str, int]", each["requests"]) for each in answers if each.get("requests") is not None]
+        named = {found[1]: int(n) for each in counts for name, n in each.items() if (found := _NAMED.match(name))}
+        return Watched(tuple(said), _digest(answers), named if counts else None)
+
+    def cache_hits(self) -> tuple[float, float] | None:
+        """Tokens that were looked for in its cache of prefixes so far, and those found; None where it has no count."""
+        try:
+            text = self._client.get(f"{self._root}/metrics").text
+        except httpx.HTTPError as error:
+            raise unreachable(self.address, error) from error
+        found = [
+            [float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)] for name in _CACHE
+        ]
+        return (sum(found[0]), sum(found[1])) if all(found) else None
 
     def gpus(self) -> list[str]:
         """That of each worker, in the order of their ranks; empty for one that has none, or no NCCL."""
@@ -118,14 +166,11 @@ class WeightsClient:
                 "Let nobody else use the server while a training runs.",
             )
 
-    def differing(self, source: str) -> tuple[list[str], list[str]]:
-        """Names of the tensors that the server does not compute with, and of those it cannot say it of.
-
-        `source`: as of `take`.
-        """
+    def compared(self, source: str) -> Compared:
+        """What each worker has, held to its share of `source`: as of `take`, or the folder of an adapter."""
         found = self._rpc("hrm_differing_weights", source)
-        sides = [sorted({str(name) for entry in found for name in entry.get(key, ())}) for key in _SIDES]
-        return sides[0], sides[1]
+        sides = [tuple(sorted({str(name) for entry in found for name in entry.get(key, ())})) for key in _SIDES]
+        return Compared(sides[0], sides[1], _digest(found))
 
     def logprobs(self, token_ids: Sequence[int], model: str | None = None) -> list[float]:
         """Log-prob of each token but the first, after those before it, computed without the cache."""
@@ -154,15 +199,16 @@ class WeightsClient:
         """Hang up."""
         self._client.close()
 
-    def _rpc(self, method: str, *args: str) -> list[dict[str, Any]]:
+    def _rpc(self, method: str, *args: str, seconds: float | None = None) -> list[dict[str, Any]]:
+        asked = {"method": method, "args": list(args)}
         try:
-            found: Any = self._value("POST", "/collective_rpc", {"method": method, "args": list(args)}).get("results")
+            found: Any = self._value("POST", "/collective_rpc", asked, seconds).get("results")
         except ModelError as error:
             if "Not Found" not in error.message and "has no attribute" not in error.message:
                 raise
             raise ModelError(
                 f"The vLLM server at {self.address.url} takes no weights.",
-                f"Start it with VLLM_SERVER_DEV_MODE=1, PYTHONPATH={EXTENSION_FOLDER} and "
+                f"Start it with VLLM_SERVER_DEV_MODE=1, PYTHONPATH={EXTENSION_FOLDER} (of this release) and "
                 f"--worker-extension-cls {EXTENSION} (docs/scale.md).",
             ) from error
         entries = cast("list[Any]", found) if isinstance(found, list) else []
@@ -176,8 +222,10 @@ class WeightsClient:
             )
         return answers
 
-    def _value(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        status, text = self._asked(method, path, body)
+    def _value(
+        self, method: str, path: str, body: dict[str, Any] | None = None, seconds: float | None = None
+    ) -> dict[str, Any]:
+        status, text = self._asked(method, path, body, seconds)
         if status != HTTP_OK:
             raise refusal(self.address, status, text)
         return object_of(self.address, text)
@@ -193,12 +241,24 @@ class WeightsClient:
             )
         raise refusal(self.address, status, text)
 
-    def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, str]:
+    def _asked(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None = None
+    ) -> tuple[int, str]:
         try:
-            answer = self._client.request(method, f"{self._root}{path}", json=body)
+            timeout = httpx.USE_CLIENT_DEFAULT if seconds is None else seconds
+            answer = self._client.request(method, f"{self._root}{path}", json=body, timeout=timeout)
         except httpx.HTTPError as error:
             raise unreachable(self.address, error) from error
         return answer.status_code, answer.text
 
 
+def _digest(answers: Sequence[Mapping[str, Any]]) -> str:
+    """That of all workers, in the order of their digests; empty where none has said one."""
+    return " ".join(sorted(str(each["digest"]) for each in answers if each.get("digest")))
+
+
 _SIDES = ("differing", "unknown")
+_IDENTITY = ("rank", "boot", "version", "taken")
+_NAMED = re.compile(r"cmpl-(.+)-0(?:-[0-9a-f]{8})?$")
+"""A request's name inside of the server, and the one that it was given."""
+_CACHE = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")

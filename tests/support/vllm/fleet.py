@@ -26,14 +26,22 @@ FAULTY = ("--worker-extension-cls", "faulty_weights.FaultyWeights")
 
 
 def set_fault(server: VllmServer, name: str) -> None:
-    """From the next publish on: none, stale, or untied."""
+    """From the next publish on: none, stale, half, or untied; at once: nudged."""
     asked = {"method": "hrm_fault", "args": [name]}
     httpx.post(f"http://127.0.0.1:{server.port}/collective_rpc", json=asked, timeout=60).raise_for_status()
 
 
 @contextmanager
 def opened_fleet(
-    given: VllmServer, python: Path, folder: Path, policy: str, model: Any, tokenizer: Any, own: int = 1, **other: Any
+    given: VllmServer,
+    python: Path,
+    folder: Path,
+    policy: str,
+    model: Any,
+    tokenizer: Any,
+    own: int = 1,
+    assign: str = "expected_peak",
+    **other: Any,
 ) -> Iterator[EngineFleet]:
     """`model` is the trainer's: what the fleet is held to. `other`: options of the fleet."""
 
@@ -49,7 +57,7 @@ def opened_fleet(
         count=own,
         tokenizer=policy,
     )
-    scheduler = RolloutScheduler(scheduling_policy("expected_peak"))
+    scheduler = RolloutScheduler(scheduling_policy(assign))
     fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), replace(options, **other), scheduler, score)
     try:
         yield fleet

@@ -1,14 +1,22 @@
-"""A stub of a server that takes weights: it answers all that a fleet asks, and loads nothing."""
+"""A stub of a server that takes weights: it answers all that a fleet asks, has the bytes that came, and can lie.
+
+Its workers are two, each with its half of each tensor. What it samples does not depend on them: which model answers is
+not the point.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from safetensors.torch import load_file
+from torch import Tensor
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.local.load_weights import load_pretrained
@@ -23,6 +31,8 @@ __all__ = ["TOKEN_SECONDS", "FleetStub", "opened_on_stubs"]
 POLICY = "builtin:cold-start"
 TOKEN_SECONDS = 0.005
 """That a request which only takes time waits for each token, whatever else it has."""
+WORKERS = 2
+BLOCK = 32
 
 
 class FleetStub(VllmStub):
@@ -32,10 +42,40 @@ class FleetStub(VllmStub):
         super().__init__()
         self.seen: list[str] = []
         """In order: `costs` for a request that only takes time, `rollout` for one of others, `reset` of the cache."""
+        self.faults: set[str] = set()
+        """ignores and ignores_once: weights that it is given; half: those of its second worker; keeps_cache;
+        turns: while it samples, it gets others; unknown: does not say; hangs: what is asked of its workers."""
+        self.held = [{"weight": "of the start"} for _ in range(WORKERS)]
+        """By worker, digests of its tensors."""
+        self.version: int | None = None
+        self.taken = 0
+        self.boot = secrets.token_hex(4)
+        self.counts = False
+        """Whether it says that each of its requests has one token more whenever it is asked."""
+        self._tokens: dict[str, int] = {}
+        self._found = self._looked_for = 0
+        self._cached: set[tuple[str, tuple[int, ...]]] = set()
+
+    def start_again(self) -> None:
+        """As a process does: with what it was started with, on the same port, before anybody looks."""
+        self.held = [{"weight": "of the start"} for _ in range(WORKERS)]
+        self.version, self.taken, self.boot = None, 0, secrets.token_hex(4)
+        self._cached.clear()
+
+    def take(self, source: str, version: int) -> None:
+        self.version, self.taken = version, self.taken + 1
+        if "ignores_once" in self.faults:
+            self.faults.remove("ignores_once")
+        elif "ignores" not in self.faults:
+            kept = self.held[1]
+            self.held = [_share(source, worker) for worker in range(WORKERS)]
+            if "half" in self.faults:
+                self.held[1] = kept
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/health", self._healthy),
+            web.get("/metrics", self._metrics),
             web.get("/server_info", self._info),
             web.post("/collective_rpc", self._rpc),
             web.post("/reset_prefix_cache", self._reset),
@@ -44,16 +84,44 @@ class FleetStub(VllmStub):
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response()
 
+    async def _metrics(self, request: web.Request) -> web.Response:
+        counts = {"queries": self._looked_for, "hits": self._found}
+        lines = [f'vllm:prefix_cache_{name}_total{{engine="0"}} {count}' for name, count in counts.items()]
+        return web.Response(text="\n".join(lines))
+
     async def _info(self, request: web.Request) -> web.Response:
-        cache, batch = {"num_gpu_blocks": 128, "block_size": 32}, {"max_num_seqs": 32}
+        cache, batch = {"num_gpu_blocks": 128, "block_size": BLOCK}, {"max_num_seqs": 32}
         config = {"cache_config": cache, "scheduler_config": batch, "model_config": {"dtype": "torch.float32"}}
         return web.json_response({"vllm_config": {**config, "parallel_config": {"data_parallel_size": 1}}})
 
     async def _rpc(self, request: web.Request) -> web.Response:
-        return web.json_response({"results": [{"version": None, "differing": [], "unknown": []}]})
+        asked = await request.json()
+        if "hangs" in self.faults:
+            await asyncio.sleep(600)
+        return web.json_response({"results": [self._said(rank, asked["method"], asked["args"]) for rank in (0, 1)]})
+
+    def _said(self, rank: int, method: str, args: list[str]) -> dict[str, Any]:
+        said: dict[str, Any] = {"rank": rank, "boot": self.boot, "version": self.version, "taken": self.taken}
+        digest = hashlib.sha256(repr(sorted(self.held[rank].items())).encode()).hexdigest()
+        if method == "hrm_take_weights":
+            if rank == 0:
+                self.take(args[0], int(args[1]))
+        elif method == "hrm_differing_weights":
+            wanted = _share(args[0], rank)
+            unknown = ["all: this kernel"] if "unknown" in self.faults else []
+            differing = [] if unknown else [name for name, each in wanted.items() if self.held[rank].get(name) != each]
+            said |= {"differing": differing, "unknown": unknown, "compared": len(wanted), "digest": digest}
+        elif method == "hrm_watch":
+            if rank == 0:
+                self._tokens = {name: count + self.counts for name, count in self._tokens.items()}
+                said["requests"] = {f"cmpl-{name}-0-0a1b2c3d": count for name, count in self._tokens.items()}
+            said |= {"digest": digest} if args else {}
+        return said
 
     async def _reset(self, request: web.Request) -> web.Response:
         self.seen.append("reset")
+        if "keeps_cache" not in self.faults:
+            self._cached.clear()
         return web.json_response({"success": True})
 
     async def _answered(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -65,12 +133,35 @@ class FleetStub(VllmStub):
         if body.get("ignore_eos"):
             await asyncio.sleep(TOKEN_SECONDS * body["max_tokens"])
             return web.json_response({"choices": [choice([1], prompt=each) for each in prompt]})
-        return await super()._answered(request, body)
+        self._look_up(body.get("cache_salt", ""), prompt)
+        if "turns" in self.faults:
+            self.held[0] = {"weight": "of nobody"}
+        name = body.get("request_id", "")
+        self._tokens[name] = len(prompt)
+        try:
+            return await super()._answered(request, body)
+        finally:
+            del self._tokens[name]
+
+    def _look_up(self, salt: str, prompt: list[int]) -> None:
+        blocks = [(salt, tuple(prompt[:end])) for end in range(BLOCK, len(prompt), BLOCK)]
+        self._looked_for += len(prompt)
+        self._found += BLOCK * sum(block in self._cached for block in blocks)
+        self._cached.update(blocks)
+
+
+def _share(source: str, worker: int) -> dict[str, str]:
+    """Digests of a worker's half of each tensor of a file."""
+    tensors: dict[str, Tensor] = load_file(source)
+    parts = {name: tensor.chunk(WORKERS)[worker % len(tensor.chunk(WORKERS))] for name, tensor in tensors.items()}
+    return {name: hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest() for name, part in parts.items()}
 
 
 @contextmanager
-def opened_on_stubs(folder: Path, scheduler: RolloutScheduler, stubs: Sequence[FleetStub]) -> Generator[EngineFleet]:
-    """A fleet of these servers, whose trainer has the stubs' log-probs."""
+def opened_on_stubs(
+    folder: Path, scheduler: RolloutScheduler, stubs: Sequence[FleetStub], **options: Any
+) -> Generator[EngineFleet]:
+    """A fleet of these servers, whose trainer has the stubs' log-probs. `options`: of the fleet."""
     policy = model_folder(POLICY)
     _, tokenizer = load_pretrained(policy, dtype="float32")
 
@@ -79,7 +170,7 @@ def opened_on_stubs(folder: Path, scheduler: RolloutScheduler, stubs: Sequence[F
 
     with ExitStack() as stack:
         urls = tuple(f"vllm:{stack.enter_context(stub).url}" for stub in stubs)
-        options = FleetOptions(run=folder, servers=urls, tokenizer=policy, weights=folder, patience=30)
-        fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), options, scheduler, score)
+        given: dict[str, Any] = {"servers": urls, "tokenizer": policy, "weights": folder, "patience": 30.0, **options}
+        fleet = EngineFleet("fleet", ChatTemplateCodec(tokenizer), FleetOptions(run=folder, **given), scheduler, score)
         stack.callback(fleet.close)
         yield fleet

@@ -113,5 +113,6 @@ def _environment(python: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "VLLM_CACHE_ROOT": str(python.parents[1] / "cache"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
     }

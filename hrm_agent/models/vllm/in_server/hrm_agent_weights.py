@@ -10,12 +10,13 @@ file, named by its path, or from the trainer itself, by an offer (`hrm_agent_gro
 `model.load_weights` on its own is not enough: where a backend keeps a packed copy of a matrix (oneDNN on a CPU, which
 drops the plain one), that copy stays as it was, and with tied embeddings the output layer's does so without any error.
 So weights are loaded by vLLM's own reload, layer by layer, and then each layer that shares its matrix with another is
-packed again. Whether that has come to pass is not believed: `hrm_differing_weights` puts a vector through every layer
-and compares.
+packed again. Whether that has come to pass is not believed: `hrm_differing_weights` compares what every layer has
+(`hrm_agent_held.py`), and `hrm_watch` says again and again whether it is still that.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -23,17 +24,16 @@ from typing import Any
 
 import torch
 from hrm_agent_group import Offer, gpu_of, receive
+from hrm_agent_held import HeldWeights, compare_adapter, compare_weights, digest_of
 from safetensors import safe_open
 from torch import Tensor, nn
 
 __all__ = ["WeightsFromTrainer"]
 
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_TIED = "lm_head.weight (tied to model.embed_tokens.weight)"
 _SHOWN = 50
 """Names of tensors in one answer."""
-_ROUNDING = {torch.float32: (1e-6, 1e-6)}
-"""By dtype: what a rounded output may be off by, relative to it, and a sum, relative to the sum of the magnitudes."""
+_BOOT = secrets.token_hex(8)
+"""Of this process: one that was started again has another."""
 
 
 class WeightsFromTrainer:
@@ -51,6 +51,7 @@ class WeightsFromTrainer:
     def hrm_take_weights(self, source: str, version: str) -> dict[str, Any]:
         """Load all weights, by the names that Hugging Face's model gives them. `source`: a path, or an offer."""
         self.hrm_version: int | None = None  # until all are there
+        self.hrm_taken = getattr(self, "hrm_taken", 0) + 1
         failures: list[Exception] = []
         with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
             try:
@@ -65,47 +66,59 @@ class WeightsFromTrainer:
         self.hrm_version = int(version)
         return {"version": self.hrm_version}
 
-    def hrm_weights_version(self) -> dict[str, Any]:
-        """The version that was taken last; None in a server that has only what it was started with."""
-        return {"version": getattr(self, "hrm_version", None)}
-
-    @torch.inference_mode()
     def hrm_differing_weights(self, source: str) -> dict[str, Any]:
-        """Names of the tensors of a path, or an offer, that this worker does not compute with.
+        """Names of the tensors of a path, or an offer, that this worker does not compute with; and of `unknown` ones.
 
-        `unknown`: names that cannot be looked at (the model is split over several cards, or its layers are not known
-        here). Nothing is said about them.
+        An adapter's folder is compared with the adapter that was loaded last. `digest` is of what was looked at.
         """
-        if self.vllm_config.parallel_config.tensor_parallel_size > 1:
-            return {"differing": [], "unknown": ["all: the model is split over several cards"]}
         model = self.model_runner.get_model()
-        modules = dict(model.named_modules())
-        fused = {**_FUSED, **(getattr(model, "packed_modules_mapping", None) or {})}
-        differing: list[str] = []
-        unknown: list[str] = []
-        seen: set[str] = set()
-        tied: Tensor | None = None
         failures: list[Exception] = []
-        with closing(_to_an_end(_tensors(self, source), failures)) as tensors:
-            for name, sent in tensors:
-                tensor = sent.cpu()
-                seen.add(name)
-                try:
-                    same = _same(name, tensor, modules, fused)
-                except Exception as error:
-                    return _failed(error)
-                if same is None:
-                    unknown.append(name)
-                elif not same:
-                    differing.append(name)
-                if name == "model.embed_tokens.weight":
-                    tied = tensor
+        if (Path(source) / "adapter_config.json").is_file():
+            try:
+                found = compare_adapter(self.model_runner.lora_manager, source)
+            except Exception as error:
+                return _failed(error)
+            return _told(found) | {"digest": digest_of(model)}
+        with torch.no_grad(), closing(_to_an_end(_tensors(self, source), failures)) as tensors:
+            try:
+                found = compare_weights(model, tensors)
+            except Exception as error:
+                failures.append(error.with_traceback(None))
+                found = HeldWeights()
+            for _ in tensors:
+                pass
         if failures:
             return _failed(failures[0])
-        head = modules.get("lm_head")
-        if "lm_head.weight" not in seen and head is not None and tied is not None:
-            differing += [_TIED] if _same_matrix(head, tied, 0) is False else []
-        return {"differing": differing[:_SHOWN], "unknown": unknown[:_SHOWN], "compared": len(seen) - len(unknown)}
+        return _told(found) | {"digest": digest_of(model)}
+
+    def hrm_watch(self, digest: str = "") -> dict[str, Any]:
+        """Which process this is, what it was last given, and how far its requests are: once a second or so.
+
+        `digest`: whether all weights are read for one.
+        """
+        said: dict[str, Any] = {"rank": self.rank, "boot": _BOOT, "version": getattr(self, "hrm_version", None)}
+        said["taken"] = getattr(self, "hrm_taken", 0)
+        if self.rank == 0:
+            said["requests"] = _sampled(self.model_runner)
+        if digest:
+            said["digest"] = digest_of(self.model_runner.get_model())
+        return said
+
+
+def _told(found: HeldWeights) -> dict[str, Any]:
+    shown = {"differing": found.differing[:_SHOWN], "unknown": found.unknown[:_SHOWN]}
+    return {**shown, "compared": found.compared}
+
+
+def _sampled(runner: Any) -> dict[str, int] | None:
+    """Tokens of each request that is being answered, its prompt among them; None where this vLLM does not show it."""
+    requests = getattr(runner, "requests", None)
+    if isinstance(requests, dict):
+        return {name: int(each.num_tokens) for name, each in requests.items()}
+    states = getattr(runner, "req_states", None)
+    if states is None:
+        return None
+    return {name: int(states.num_computed_tokens_np[place]) for name, place in states.req_id_to_index.items()}
 
 
 def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Tensor]]:
@@ -114,11 +127,13 @@ def _tensors(worker: WeightsFromTrainer, source: str) -> Generator[tuple[str, Te
         device = worker.device if offer.backend == "nccl" else None
         yield from receive(offer, worker.rank + 1, device or torch.device("cpu"))
         return
-    if not Path(source).is_file():
+    files = sorted(Path(source).glob("*.safetensors")) if Path(source).is_dir() else [Path(source)]
+    if not files or not files[0].is_file():
         raise FileNotFoundError(f"no weights at {source}: the server does not see the trainer's folder")
-    with safe_open(source, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - a file is no dict
-            yield name, file.get_tensor(name)
+    for each in files:
+        with safe_open(each, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - a file is no dict
+                yield name, file.get_tensor(name)
 
 
 def _failed(error: Exception) -> dict[str, Any]:
@@ -149,48 +164,3 @@ def _pack_tied(model: nn.Module) -> None:
 def _plain(module: nn.Module | None) -> Any:
     """Without the layer that adds adapters."""
     return getattr(module, "base_layer", module)
-
-
-def _same(name: str, tensor: Tensor, modules: dict[str, nn.Module], fused: dict[str, Any]) -> bool | None:
-    owner, _, leaf = name.rpartition(".")
-    module, first = modules.get(owner), 0
-    if module is None:
-        before, _, last = owner.rpartition(".")
-        for whole, parts in fused.items():
-            module = modules.get(f"{before}.{whole}") if last in parts else None
-            if module is not None:
-                first = sum(_plain(module).output_sizes[: list(parts).index(last)])
-                break
-    module = _plain(module)
-    if module is None:
-        return None
-    if leaf == "weight" and tensor.ndim == 2:
-        return _same_matrix(module, tensor, first)
-    there = getattr(module, leaf, None)
-    if not isinstance(there, Tensor):
-        return None
-    return torch.equal(there[first : first + len(tensor)].cpu(), tensor.to(there.dtype))
-
-
-def _same_matrix(module: Any, matrix_NK: Tensor, first: int) -> bool | None:
-    """By what the layer makes of a vector: the matrix itself may be in a form that only its kernel can read."""
-    module = _plain(module)
-    method: Any = getattr(module, "quant_method", None)
-    rows = len(matrix_NK)
-    if not type(method).__name__.startswith("Unquantized"):
-        return None
-    there: Tensor = module.weight
-    if there.ndim == 2 and len(there) >= first + rows and "Head" not in type(module).__name__:
-        kept = there[first : first + rows].cpu()
-        if not torch.equal(kept, matrix_NK.to(kept.dtype)):
-            return False
-        if type(module).__name__.endswith("Embedding"):
-            return True
-    dtype, width = there.dtype, matrix_NK.shape[1]
-    vector_K = torch.sin(torch.arange(1, width + 1, dtype=torch.float64) * 12.9898).to(dtype)
-    made = method.apply(module, vector_K.unsqueeze(0).to(there.device), None)
-    made_N = made[0, first : first + rows].cpu().double()
-    exact_NK, exact_K = matrix_NK.to(dtype).double(), vector_K.double()
-    wanted_N, scale_N = exact_NK @ exact_K, exact_NK.abs() @ exact_K.abs()
-    output, sums = _ROUNDING.get(dtype, (2**-7, 1e-4))
-    return bool(((made_N - wanted_N).abs() <= output * wanted_N.abs() + sums * scale_N + 1e-12).all())

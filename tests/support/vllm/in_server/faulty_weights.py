@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hrm_agent_weights
+import torch
 from hrm_agent_weights import WeightsFromTrainer
 
 __all__ = ["FaultyWeights"]
@@ -16,14 +17,19 @@ class FaultyWeights(WeightsFromTrainer):
     """Loads weights with the fault that was switched on."""
 
     def hrm_fault(self, name: str) -> dict[str, Any]:
-        """none; stale: the weights stay what they were, as in a server that wakes with what it had; untied: the output
-        layer that is tied to the embedding keeps what it had."""
+        """none; stale: the weights stay what they were, as in a server that wakes with what it had; half: those of all
+        workers but the first do; untied: the output layer that is tied to the embedding keeps what it had; nudged, at
+        once: the last bit of one weight of the last worker is another."""
         self.hrm_fault_now = name
+        if name == "nudged" and self.rank + 1 == self.vllm_config.parallel_config.world_size:
+            weight = self.model_runner.get_model().model.norm.weight.data
+            bits = {2: torch.int16, 4: torch.int32}[weight.element_size()]
+            weight.view(bits)[0] ^= 1
         return {}
 
     def hrm_take_weights(self, path: str, version: str) -> dict[str, Any]:
         fault = getattr(self, "hrm_fault_now", "none")
-        if fault == "stale":
+        if fault == "stale" or (fault == "half" and self.rank):
             return {"version": int(version)}
         pack_tied = hrm_agent_weights._pack_tied
         try:

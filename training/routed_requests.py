@@ -1,0 +1,85 @@
+"""What a router knows of its engines, their rollouts, and the requests on their way."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.engine import Completion, GenerationRequest
+
+__all__ = ["MOST_SILENCES", "Member", "RoutedEngine", "RoutedRequest", "RoutedRollout", "never_answered"]
+
+MOST_SILENCES = 3
+"""Engines that may fall silent over one request before it fails."""
+
+
+class RoutedEngine(Protocol):
+    """What answers requests behind a router."""
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """As `hrm_agent.models.Engine`. Fails with `ServerGoneError` where another engine may answer it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class RoutedRequest:
+    """A request and its answer to come."""
+
+    request: GenerationRequest
+    future: Future[Completion]
+    rollout: RoutedRollout
+    attempt: int = 0
+    """How often it was sent: what an earlier attempt says is not heard any more."""
+    inner: Future[Completion] | None = None
+    """The engine's own future, while it is there."""
+    name: str = ""
+    """Of this attempt, for its engine."""
+    tokens: int = 0
+    """Prompt and sampled ones, as last heard of."""
+    heard_at: float = 0.0
+    """When it was sent, or had got further."""
+    silences: int = 0
+    """How often its engine was left because nothing was heard of it."""
+
+
+@dataclass(slots=True, eq=False)
+class RoutedRollout:
+    """A rollout, from its first request to its end."""
+
+    name: str
+    once: bool
+    """Of one request, asked by nobody's rollout: over when it is answered."""
+    asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
+    """Requests without an answer: several where a graph asks in parallel."""
+    waiting: list[RoutedRequest] = field(default_factory=list[RoutedRequest])
+    """Those of them that are with no engine."""
+    member: Member | None = None
+    """Where it is placed."""
+    in_turn: bool = True
+    """As the scheduler knows it: a turn of it is under way, or waits for room."""
+    prompt_tokens: int = 0
+    """Of its first request."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An engine behind the router."""
+
+    name: str
+    engine: RoutedEngine
+    asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
+    """With the engine."""
+    held: list[RoutedRequest] | None = None
+    """Requests that came while it takes none; None while it takes them."""
+    answered: int = 0
+    """Requests that it has answered since it joined."""
+
+
+def never_answered() -> ModelError:
+    """Why a request fails that no engine has answered."""
+    return ModelError(
+        f"A request got no answer: {MOST_SILENCES} times its server was left because nothing was heard of it.",
+        "See the servers' logs. A server that is only slow needs a larger --server-patience; then resume the run.",
+    )
