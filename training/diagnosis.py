@@ -182,10 +182,18 @@ _CAUSES: tuple[_Cause, ...] = (
         lambda _: "`hrm-agent history` and `show` say what failed: the environment, a tool, or the graph itself.",
     ),
     _Cause(
-        lambda t: _groups_are(GROUPS_FAILED)(t) or _mostly("failed_by_policy")(t),
+        _groups_are(GROUPS_FAILED),
+        lambda t: (
+            f"In {_share(['failed_by_policy'], t)} the graph raised the same error, whatever the policy "
+            f"wrote{_named(t)}. Mend the graph there; or, where it reads a form that the policy does not know, "
+            "teach it by `train sft`."
+        ),
+    ),
+    _Cause(
+        _mostly("failed_by_policy"),
         lambda t: (
             f"In {_share(['failed_by_policy'], t)} the graph could not go on from what the policy wrote{_named(t)}. "
-            "Look at some with `show`. Ask for a simpler form, or teach it by `train sft`; or the graph has a fault."
+            "Look at some with `show`. Ask for a simpler form, or teach it by `train sft`."
         ),
     ),
     _Cause(

@@ -7,13 +7,17 @@ from functools import cache
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from hrm_agent.training.advantages import group_advantages
+from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.eligibility import fault_of, needed_of, needs_second_attempt
 from hrm_agent.training.roc import select
-from hrm_agent.trajectory import DropReason, RunStatus, ToolStatus, Trajectory, Verdict
+from hrm_agent.training.verdicts import judge_group
+from hrm_agent.trajectory import DropReason, RunStatus, StopReason, ToolStatus, Trajectory, Verdict
 from tests.support.training.builders import rollout, tool_call
 
+VERIFIER: dict[str, Any] = {"status": RunStatus.FAILED, "stop_reason": StopReason.VERIFIER_ERROR}
 LOST: dict[str, Any] = {"tool_calls": (tool_call("a"), tool_call("x", ToolStatus.INFRASTRUCTURE))}
 
 
@@ -59,6 +63,11 @@ def test_what_is_needed_is_exact_where_floats_are_not() -> None:
         ({"status": RunStatus.TRUNCATED, **LOST}, DropReason.INFRASTRUCTURE, True),
         ({"status": RunStatus.FAILED}, DropReason.RUN_FAILED, True),
         ({"status": RunStatus.FAILED, **LOST}, DropReason.INFRASTRUCTURE, True),
+        ({"status": RunStatus.FAILED, "stop_reason": StopReason.ERROR}, DropReason.RUN_FAILED, True),
+        ({"status": RunStatus.FAILED, "stop_reason": StopReason.UNUSABLE_ANSWER}, None, False),
+        ({"status": RunStatus.FAILED, "stop_reason": StopReason.UNUSABLE_ANSWER, "rewards": {}}, None, False),
+        ({**VERIFIER, "rewards": {}}, DropReason.NOT_SCORED, True),
+        ({"rewards": {}}, DropReason.NOT_SCORED, False),
         ({"status": RunStatus.ABORTED}, DropReason.ABORTED, False),
         ({"status": RunStatus.RUNNING}, DropReason.NOT_ENDED, False),
         ({"tool_calls": (tool_call("a", ToolStatus.TIMEOUT),)}, None, False),
@@ -76,3 +85,61 @@ def test_the_overlay_names_what_was_lost() -> None:
     assert (overlays[-1].verdict, overlays[-1].drop_reason) == (Verdict.DROPPED, DropReason.INFRASTRUCTURE)
     assert "python: the slot died" in overlays[-1].reason
     assert sum(o.verdict is Verdict.KEPT for o in overlays) == 4
+
+
+UNUSABLE: dict[str, Any] = {
+    "status": RunStatus.FAILED,
+    "stop_reason": StopReason.UNUSABLE_ANSWER,
+    "error": "ValueError: no plan in 'x'",
+    "error_at": "agent.py:7 in plan",
+}
+
+
+def test_a_rollout_whose_answer_the_graph_could_not_use_is_a_negative() -> None:
+    overlays = select(
+        [rollout(0, 1.0), rollout(1, 1.0), *(rollout(i, 0.0, **UNUSABLE) for i in (2, 3))], 4, "grpo", seed=0
+    )
+    assert [o.advantage for o in group_advantages(overlays)] == pytest.approx(
+        [0.75**0.5, 0.75**0.5, -(0.75**0.5), -(0.75**0.5)], abs=1e-5
+    )
+    assert all(o.verdict is Verdict.KEPT for o in overlays)
+
+
+def test_nobody_gains_by_writing_what_cannot_be_read() -> None:
+    """Where right and wrong answers have rewards below 0, a failed run has the lowest of them, and not 0."""
+    graded = [rollout(i, float(i == 0), rewards={"correct": float(i == 0), "reward": -0.5 * i}) for i in range(3)]
+    overlays = select([*graded, rollout(3, 0.0, **UNUSABLE, rewards={})], 4, "grpo", seed=0)
+    assert [o.reward for o in overlays] == [0.0, -0.5, -1.0, -1.0]
+    above = [rollout(i, 1.0, rewards={"correct": 1.0, "reward": 2.0 + i}) for i in range(2)]
+    assert select([*above, rollout(2, 1.0, **UNUSABLE)], 3, "grpo", seed=0)[-1].reward == 0.0
+
+
+def test_what_every_rollout_raises_is_the_graphs_own_doing() -> None:
+    same = [rollout(i, 0.0, **UNUSABLE) for i in range(4)]
+    overlays = select(same, 4, "grpo", seed=0, min_group=0.75)
+    assert {(o.verdict, o.drop_reason) for o in overlays} == {(Verdict.GROUP_REJECTED, DropReason.RUN_FAILED)}
+    assert "all 4 rollouts raised ValueError: no plan in 'x' (agent.py:7 in plan)" in overlays[0].reason
+    other = select([*same, rollout(4, 0.0, **{**UNUSABLE, "error_at": "agent.py:9 in act"})], 5, "grpo", seed=0)
+    assert {o.drop_reason for o in other} == {DropReason.EQUAL_REWARDS}, "some have got past that line"
+
+
+CUT: dict[str, Any] = {"status": RunStatus.TRUNCATED, "stop_reason": StopReason.MAX_TOKENS}
+
+
+def test_truncated_rollouts_are_wrong_or_left_out_or_keep_their_reward() -> None:
+    whole = [rollout(0, 1.0), rollout(1, 0.0), rollout(2, 0.25, **CUT)]
+
+    def judged(**keys: Any) -> list[Any]:
+        config = GrpoConfig.of(group_size=3, algorithm="grpo", **keys)
+        return sorted(judge_group([(each,) for each in whole], 0, "run", config), key=lambda o: o.trajectory_id)
+
+    assert [o.reward for o in judged()] == [1.0, 0.0, 0.0]
+    assert [o.reward for o in judged(truncated="keep_reward")] == [1.0, 0.0, 0.25]
+    kept, wrong, out = judged(truncated="leave_out")
+    assert (kept.verdict, wrong.verdict) == (Verdict.KEPT, Verdict.KEPT)
+    assert (out.verdict, out.drop_reason) == (Verdict.DROPPED, DropReason.TRUNCATED)
+    assert "max_tokens" in out.reason
+    advantages = [o.advantage for o in group_advantages([kept, wrong, out])]
+    assert advantages == pytest.approx([0.5**0.5, -(0.5**0.5), None], abs=1e-5), "it is no part of the mean either"
+    with pytest.raises(ValidationError):
+        GrpoConfig.of(truncated="maybe")
