@@ -269,9 +269,11 @@ class AdapterPart(ConfigPart):
     lora_alpha: float | None = Field(default=None, gt=0)
     """What the adapter adds is scaled by this over its rank; none: twice the rank."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of a layer's inputs that the adapter does not see in a forward pass of the training; 0: it sees all."""
+    """Share of a layer's inputs that the adapter does not see in a forward pass of the training; 0: it sees all.
+    Not where log-probs are compared."""
     lora_targets: Annotated[tuple[str, ...], ONE_BY_ONE] = ("all-linear",)
-    """Layer that the adapter is on, such as q_proj; repeatable. all-linear: all but the output layer."""
+    """Layer that the adapter is on, such as q_proj; repeatable. all-linear: all but the output layer and the
+    router of a mixture of experts."""
     lora_roles: Annotated[tuple[str, ...], ONE_BY_ONE] = ()
     """Role, the node that asked, with an adapter of its own, such as plan; repeatable. All others share one; none
     named: all roles do."""

@@ -117,7 +117,7 @@ def weights_not_finite(model: nn.Module) -> list[str]:
     named = [(name, weight) for name, weight in named if weight.numel()]
     if not named:
         return []
-    largest = torch._foreach_norm([weight for _, weight in named], torch.inf)
+    largest = [torch.linalg.vector_norm(weight, torch.inf) for _, weight in named]
     finite = torch.stack([each.isfinite() for each in largest]).tolist()
     return [name for (name, _), is_finite in zip(named, finite, strict=True) if not is_finite]
 

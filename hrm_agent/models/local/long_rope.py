@@ -24,6 +24,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.local.kv_cache import tensor_on
@@ -61,8 +62,8 @@ class LongRope:
     def installed_in(cls, model: nn.Module) -> Self | None:
         """As `of`, and from now on every pass of the model goes by `by_token`."""
         found = cls.of(model)
-        for layer in found._layers if found else ():
-            layer.register_forward_hook(found._chosen, with_kwargs=True)
+        if found is not None:
+            found._hooked()
         return found
 
     def by_token(self, long_T: np.ndarray[Any, Any], device: torch.device) -> None:
@@ -73,12 +74,15 @@ class LongRope:
     def sides(self, long_BT: Tensor) -> Generator[None]:
         """Within the block the tokens of a pass have long factors where it says so, and short ones elsewhere."""
         self._long = long_BT if bool(long_BT.any()) else False
-        handles = [layer.register_forward_hook(self._chosen, with_kwargs=True) for layer in self._layers]
+        handles = self._hooked()
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _hooked(self) -> list[RemovableHandle]:
+        return [layer.register_forward_hook(self._chosen, with_kwargs=True) for layer in self._layers]
 
     def _chosen(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], _: Any) -> tuple[Tensor, ...]:
         """In place of what the layer gave. It looks at the largest position only, and is given one of the wanted side.
@@ -115,7 +119,7 @@ def dynamic_limit(model: nn.Module) -> int | None:
 
 def _config(model: nn.Module) -> Any:
     inner = getattr(model, "module", model)
-    config = getattr(inner, "config", None)
+    config: Any = getattr(inner, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else None
 
 
