@@ -227,6 +227,7 @@ class EngineFleet:
             return None
 
     def _take_in(self, server: FleetServer) -> None:
+        self._watches[server.name].begin()
         server.salt(f"{self._salt}-{self.policy_version}")  # whatever becomes of its cache, it is of one version
         if server.name in self._router.names:
             self._router.release(server.name)

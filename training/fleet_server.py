@@ -103,6 +103,8 @@ class FleetServer:
         self._adapter = ""
         self._base_compared = False
         """Whether what adapters stand on was looked at; the digest says if that changes."""
+        self._counts = True
+        """Whether it counts what it looks for in its cache."""
         self._unanswered = self._starts = 0
 
     @property
@@ -192,7 +194,7 @@ class FleetServer:
         compared = self._compared(publication)
         sample, kept = None, False
         if sampled:
-            before = weights.cache_hits()
+            before = weights.cache_hits() if self._counts else None
             sample = self._sampled(self.head(publication.texts[0].token_ids), _SAMPLE)
             kept = before is not None and self._found_since(before)
         return Shown(compared, sample, kept, self.watch(digest=True))
@@ -228,7 +230,7 @@ class FleetServer:
         """It is away."""
         engine, weights = self.engine, self._weights
         self.engine = self._weights = self.facts = self.took = self.proved = None
-        self._adapter, self._base_compared = "", False
+        self._adapter, self._base_compared, self._counts = "", False, True
         self._unanswered = 0
         if engine is not None:
             engine.close()
@@ -265,6 +267,7 @@ class FleetServer:
         until = time.monotonic() + _COUNT_SECONDS
         while (now := weights.cache_hits() or before)[0] <= before[0] and time.monotonic() < until:
             time.sleep(_COUNT_SECONDS / 40)
+        self._counts = now[0] > before[0]  # one without a cache of prefixes is asked once
         return now[1] > before[1]
 
     def _compared(self, publication: Publication) -> Compared:

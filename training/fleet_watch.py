@@ -37,6 +37,11 @@ class FleetWatch:
         self._same = self._same_digest = 0
         """Its answers when it was last seen to be the same, by its process and by a digest."""
 
+    def begin(self) -> None:
+        """It was proved, and is asked from now on."""
+        self._proved = self._server.proved
+        self._same = self._same_digest = self._router.answered(self._server.name)
+
     def look(self, *, digest: bool = False) -> Watched | None:
         """See whether it is what was proved, and hear how far its requests are; None if nothing was proved.
 
@@ -46,8 +51,6 @@ class FleetWatch:
         server, proved = self._server, self._server.proved
         if proved is None:
             return None
-        if proved is not self._proved:
-            self._proved, self._same, self._same_digest = proved, *[self._router.answered(server.name)] * 2
         began, answered = time.monotonic(), self._router.answered(server.name)
         digest = digest or began >= self._next_digest
         found = server.watch(digest=digest)
@@ -56,8 +59,8 @@ class FleetWatch:
             self._next_digest = began + max(_LEAST_SECONDS, took / _SHARE)
         if found.tokens is not None:
             self._router.heard(server.name, found.tokens)
-        if server.proved is not proved:
-            return found  # it was given others meanwhile
+        if server.proved is not proved or self._proved is not proved:
+            return found  # it was given others meanwhile, or is asked for nothing yet
         if found.identity != proved.identity:
             self._refuse("It was started again, or given weights by somebody else,", self._same)
         if digest and found.digest != proved.digest:

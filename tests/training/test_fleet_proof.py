@@ -83,17 +83,17 @@ def test_a_publish_that_is_not_taken_as_it_was_given_stops_the_run(
         assert re.search(f"(?s){said}", f"{raised.value.message} {raised.value.hint}")
 
 
+@pytest.mark.parametrize("steps", [0, 1], ids=["before_the_first_request", "after_a_step"])
 @pytest.mark.parametrize(("happens", "said"), AFTER)
 def test_what_becomes_of_a_server_after_its_proof_stops_the_step(
-    happens: Callable[[FleetStub], None], said: str, tmp_path: Path
+    happens: Callable[[FleetStub], None], said: str, steps: int, tmp_path: Path
 ) -> None:
     stub = FleetStub()
-    stub.answer = lambda _: happens(stub) or [*b"ok", 257]
     with opened_on_stubs(tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]) as fleet:
-        stub.answer, answer = FleetStub().answer, stub.answer
         publish(fleet, 1)
-        rolled_out(fleet, 1)
-        stub.answer = answer
+        for step in range(steps):
+            rolled_out(fleet, step)
+        stub.answer = lambda _: happens(stub) or [*b"ok", 257]
         with pytest.raises(
             ModelError, match=rf"(?s)not what it was proved to be with version 1: {said}.*answered \d+ req"
         ):
