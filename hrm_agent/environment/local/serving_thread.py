@@ -27,7 +27,7 @@ class Guard:
         """Call `function`. False if it raised. `doing`: words for the log."""
         try:
             function(*args, **options)
-        except Exception:
+        except BaseException:  # whatever a callback raises: nobody means this thread by it
             self.note(doing)
             return False
         return True

@@ -178,7 +178,7 @@ class LocalWorkers:
         """Whatever goes wrong here is no reason to end: see `Guard`."""
         try:
             events = self._poll.poll(self._table.give_up_surplus(self._lock))
-        except Exception:
+        except BaseException:
             self._guard.note("hearing of the slots")
             time.sleep(FAULT_SECONDS)
             events = []

@@ -43,6 +43,8 @@ _GROUPS_HINT = (
     "L3 needs a cgroup that is delegated: start the program by `systemd-run --user --scope -p Delegate=yes COMMAND`, or"
     " name a folder with --cgroup (in Python cgroup=); docs/environment.md has the commands. Or accept L2."
 )
+STUCK_SECONDS = 10.0
+"""A zygote that takes no request for so long makes no slot: those who wait for it have locks of their own."""
 PURE = "HRM_AGENT_PURE_SANDBOX"
 """Environment variable: if it is set, slots do without their compiled body."""
 
@@ -108,11 +110,15 @@ class ZygoteHome:
                 self._folder.cleanup()
 
 
-def wait_until(line: socket.socket, ready: int) -> None:
-    """Until a socket that does not block by itself can be read (POLLIN) or written to (POLLOUT)."""
+def wait_until(line: socket.socket, ready: int, seconds: float | None = None) -> None:
+    """Until a socket that does not block by itself can be read (POLLIN) or written to (POLLOUT).
+
+    Raises TimeoutError after `seconds`; None: waits as long as it takes.
+    """
     poll = select.poll()
     poll.register(line, ready)
-    poll.poll()
+    if not poll.poll(None if seconds is None else seconds * 1000):
+        raise TimeoutError(f"nothing has happened for {seconds:g} s")
 
 
 def is_hung_up(line: socket.socket) -> bool:
@@ -172,12 +178,16 @@ class ZygoteProcess:
         return next((line for line in reversed(lines) if line.strip()), "")
 
     def new_slot(self, number: int, descriptors: Sequence[int]) -> None:
-        """Have a slot forked with these descriptors. Raises OSError if the zygote is gone."""
+        """Have a slot forked with these descriptors. Raises OSError if the zygote is gone, or stuck: then it ends."""
         while True:
             with suppress(BlockingIOError):  # more requests wait there than it has room for
                 socket.send_fds(self.control, [NEW_SLOT.pack(number)], descriptors)
                 return
-            wait_until(self.control, select.POLLOUT)
+            try:
+                wait_until(self.control, select.POLLOUT, STUCK_SECONDS)
+            except TimeoutError:
+                self.control.shutdown(socket.SHUT_RDWR)
+                raise
 
     def end(self) -> None:
         """It exits when its socket closes, and takes its slots with it. Waits until it is gone."""

@@ -108,9 +108,12 @@ async def test_a_machine_that_starts_no_process_is_tried_again(
     assert again.status is OK
 
 
-async def test_a_caller_that_raises_keeps_no_other_from_its_answer(environment: LocalEnvironment) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, asyncio.CancelledError])
+async def test_a_caller_that_raises_keeps_no_other_from_its_answer(
+    environment: LocalEnvironment, error: type[BaseException]
+) -> None:
     def raises(result: ExecutionResult) -> None:
-        raise RuntimeError(result.status)
+        raise error(result.status)
 
     for _ in range(2):
         environment._scheduler.enter(Submission("1", limits=LONG), raises)  # pyright: ignore[reportPrivateUsage]
