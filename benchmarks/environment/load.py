@@ -216,7 +216,8 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
             shares = [range(first + number, first + each, options.clients) for number in range(options.clients)]
             await asyncio.gather(*(client.make(share, done) for client, share in zip(clients, shares, strict=True)))
             if phase == len(phases) - 1 and options.alternate:  # what is kept of calls has grown by then
-                before |= await asyncio.to_thread(memory, pid)
+                rest = await at_rest(pid, watcher)
+                before |= {name: rest[name] for name in rest if "MiB" in name}
         await asyncio.gather(*(client.leave() for client in clients))
         seconds = time.monotonic() - began
     counts = await gauges(watcher)

@@ -59,7 +59,7 @@ class Attacker:
         if self._environment is None:
             self._environment = await asyncio.to_thread(RemoteEnvironment, self._url, token=self._token)
         self.calls += 1
-        return await self._environment.run(Submission(code, **{"limits": PATIENT, **how}))
+        return await self._environment.run(Submission(code, limits=PATIENT, **how))
 
     async def _signal(self, chance: random.Random) -> str:
         """A process that is ended by a signal without a name, or by one that the host uses itself."""

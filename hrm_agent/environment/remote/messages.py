@@ -38,6 +38,7 @@ __all__ = [
     "SERVICE",
     "ForkFields",
     "StreamMessage",
+    "listed",
     "parse_batch",
     "parse_fork",
     "parse_result",
@@ -53,7 +54,7 @@ PROTOCOL = 2
 """Raised with every change that an older client or server would misread."""
 
 MAX_CALLS = 10_000
-"""Of one batch, and earlier cells of one session."""
+"""Of one batch or message of a stream, and earlier cells of one session."""
 _AT_ONCE = 128
 """Calls that are read before others have their turn."""
 _HUGE = 2**60
@@ -207,6 +208,7 @@ _BATCH = TypeAdapter[_BatchFields](Annotated[_BatchFields, _only(_BatchFields.__
 _CALLS = TypeAdapter[list[_SubmissionFields]](
     Annotated[list[Annotated[_SubmissionFields, _only(_SubmissionFields.__annotations__)]], _FirstError]
 )
+_FRAME = TypeAdapter[list[Any]](Annotated[list[Any], Strict(), Field(max_length=MAX_CALLS)])
 _FORK = TypeAdapter[ForkFields](Annotated[ForkFields, _only(ForkFields.__annotations__)])
 _STREAM = TypeAdapter[list[StreamMessage]](
     Annotated[list[Annotated[StreamMessage, _only(StreamMessage.__annotations__)]], _FirstError]
@@ -243,8 +245,13 @@ def parse_fork(value: Any) -> ForkFields:
     return _read(_FORK, value)
 
 
-def parse_stream(value: Any, first: int = 0) -> list[StreamMessage]:
-    """The messages of one frame, of which `first` were read before. Raises HrmError."""
+def listed(value: Any) -> list[Any]:
+    """The messages of one frame, each still to be read. Raises HrmError."""
+    return _read(_FRAME, value)
+
+
+def parse_stream(value: list[Any], first: int = 0) -> list[StreamMessage]:
+    """Some messages of one frame, of which `first` were read before. Raises HrmError."""
     return _read(_STREAM, value, first=first)
 
 

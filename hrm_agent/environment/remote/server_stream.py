@@ -22,7 +22,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from hrm_agent.environment.remote.calls import Calls, answer_or_error
 from hrm_agent.environment.remote.clients import Client
 from hrm_agent.environment.remote.exchange import Exchange
-from hrm_agent.environment.remote.messages import StreamMessage, parse_stream, parse_submission
+from hrm_agent.environment.remote.messages import StreamMessage, listed, parse_stream, parse_submission
 from hrm_agent.errors import HrmError
 from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.strict_json import to_json
@@ -92,14 +92,12 @@ class Stream:
 
     async def _take(self, data: str) -> None:
         """Begin what a message asks for. Raises HrmError if it is malformed: no more is read then."""
-        messages = await self._client.read(data)
-        await self._room.wait()
-        for first in range(0, max(1, len(messages) if isinstance(messages, list) else 1), _AT_ONCE):
+        messages = listed(await self._client.read(data))
+        for first in range(0, len(messages), _AT_ONCE):
             if first:
                 await asyncio.sleep(0)
-                await self._room.wait()
-            some = messages[first : first + _AT_ONCE] if isinstance(messages, list) else messages
-            for message in parse_stream(some, first):
+            await self._room.wait()
+            for message in parse_stream(messages[first : first + _AT_ONCE], first):
                 self._begin(message)
 
     def _begin(self, message: StreamMessage) -> None:
