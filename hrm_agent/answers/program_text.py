@@ -13,9 +13,7 @@ any size.
 
 from __future__ import annotations
 
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,8 +23,6 @@ __all__ = ["MAX_CHARACTERS", "code_in"]
 
 MAX_CHARACTERS = 2**20
 """Of a text's end; what stands before is not read. The sandbox takes no longer program."""
-MAX_TOKENIZED = 2**16
-"""Characters of a block that is looked at for its brackets and strings; a longer one is taken as it is."""
 MAX_WORD = 100
 """Characters behind a fence in which the name of a language is looked for."""
 MAX_DOUBTED = 8
@@ -39,6 +35,14 @@ _FENCE = re.compile(
 )
 _CLOSES = re.compile(r"\s*(?:</answer>\s*)?\Z")
 _PYTHON = re.compile(r"[{.\s]*(?:(?:python|py|pypy|ipython)[\d.]*(?![-+#\w])|[\w./-]+\.py(?!\w))", re.IGNORECASE)
+_MARK = re.compile(r"""#[^\n]*|\'\'\'|\"\"\"|['"()\[\]{}]""")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_STRING_ENDS = {
+    "'": re.compile(r"(?:[^\\\n']|\\.)*+'", re.DOTALL),
+    '"': re.compile(r'(?:[^\\\n"]|\\.)*+"', re.DOTALL),
+    "'''": re.compile(r"(?:[^\\']|\\.|'(?!''))*+'''", re.DOTALL),
+    '"""': re.compile(r'(?:[^\\"]|\\.|"(?!""))*+"""', re.DOTALL),
+}
 _QUOTED = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
 
 
@@ -97,12 +101,21 @@ def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> Iter
 
 
 def _is_whole(code: str) -> bool:
-    """Whether no bracket and no string is left open: a parser might not come back from a hostile text."""
-    if len(code) > MAX_TOKENIZED:
-        return True
-    try:
-        for _ in tokenize.generate_tokens(io.StringIO(code).readline):
-            pass
-    except (tokenize.TokenError, SyntaxError):
-        return False
-    return True
+    """Whether no bracket, string or statement is left open.
+
+    Neither a parser nor `tokenize` is asked: one may not come back from a hostile text, the other takes the square of
+    its length.
+    """
+    open_, position = list[str](), 0
+    while (mark := _MARK.search(code, position)) is not None:
+        found, position = mark[0], mark.end()
+        if found[0] in "'\"":
+            end = _STRING_ENDS[found].match(code, position)
+            if end is None:
+                return False
+            position = end.end()
+        elif found in _CLOSING:
+            open_.append(_CLOSING[found])
+        elif found[0] != "#" and (not open_ or open_.pop() != found):
+            return False
+    return not open_ and not code.rstrip().endswith((":", "\\"))

@@ -17,8 +17,10 @@ A test is one of
 from __future__ import annotations
 
 import ast
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from hrm_agent.answers.program_text import code_in
 from hrm_agent.environment.current import ready_environment
@@ -31,6 +33,9 @@ __all__ = ["code_in", "passes_tests"]
 MAX_TESTS = 200
 MAX_TIMEOUTS = 5
 """Programs of one answer that may run into their time; then the tests that are left have failed as well."""
+MAX_PROGRAMS = 16
+"""Under test at a time: an environment has room for 64 sessions, those of its tools among them."""
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 def passes_tests(
@@ -73,7 +78,8 @@ async def _failures(code: str, tests: Sequence[CodeTest], seconds: float, *, eve
     """Why each test failed, empty for one that passed; without `every` none after the first failure."""
     failures: list[str] = []
     output_bytes = max(test.output_bytes for test in tests)
-    async with TestedProgram(await ready_environment(), code, seconds, output_bytes) as program:
+    gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_PROGRAMS))
+    async with gate, TestedProgram(await ready_environment(), code, seconds, output_bytes) as program:
         for test in tests:
             failures.append(await program.failure(test))
             if failures[-1] and not every:

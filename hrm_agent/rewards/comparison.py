@@ -112,7 +112,10 @@ class _Elements:
         self.found: list[tuple[Fraction | str, str]] = []
         """Number and unit of each, or its text."""
         self._units: dict[Fraction | str, set[str]] = {}
-        for part in re.split(r";|,(?!\d{3}(?!\d))|,\s+", text.strip().strip("{}[]()")):
+        inside = text.strip()
+        while inside[:1] + inside[1:][-1:] in ("{}", "[]", "()"):
+            inside = inside[1:-1].strip()
+        for part in re.split(r";|,(?!\d{3}(?!\d))|,\s+", inside):
             element = quantity(part) or (part.strip(), "")
             if part.strip() and not self.has(element):
                 self.found.append(element)

@@ -39,7 +39,7 @@ OUTPUT_FACTOR = 8
 """Kept is so many times the right answer: what is longer is another one."""
 MAX_OUTPUT_BYTES = 2**25
 MAX_PROCESSES = 16
-"""For the calls of one program; those after it fail."""
+"""For the calls of one program, those among them that the environment has rebuilt; the calls after it fail."""
 SHOWN_CHARACTERS = 200
 
 
@@ -110,14 +110,15 @@ class TestedProgram:
 
     async def _call(self, test: CodeTest) -> str:
         if self._left <= 0 or self._processes > MAX_PROCESSES:
-            return "the calls before it had used the time of all"
+            return "the calls before it had used the time of all" if self._left <= 0 else "its process ended too often"
         code, first = f"returned({test.handed})", not self._session
         if first:
-            self._session, self._processes = f"reward-{uuid4().hex}", self._processes + 1
+            self._session = f"reward-{uuid4().hex}"
             code = f"{statement_of('calls')}\nload({self._code!r}, {source_of('unusual')!r})\n{code}"
         result = await self._result(Submission(code, session=self._session, limits=self._within(self._left)))
         self._left -= max(result.duration_seconds, result.cpu_seconds)
-        if result.status is not ToolStatus.OK or not (first or result.session is SessionState.KEPT):
+        self._processes += result.session is not SessionState.KEPT
+        if result.status is not ToolStatus.OK or result.session is SessionState.LOST:
             await self._end_calls()
         match _decoded(result) if result.status is ToolStatus.OK else None:
             case ["=", shown]:

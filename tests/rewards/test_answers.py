@@ -20,6 +20,7 @@ from hrm_agent.rewards import (
     reader_of,
 )
 from hrm_agent.trajectory import RewardFault, RewardScore, TaskRef
+from tests.support.rewards.hostile_texts import hostile_texts, slow_or_broken
 from tests.support.trajectory.samples import make_trajectory
 
 READ = [
@@ -141,3 +142,13 @@ async def test_a_test_that_the_code_itself_could_pass_is_refused() -> None:
     assert found.fault is RewardFault.RAISED
     assert "is no `assert CALL == LITERAL`" in found.reason
     assert (await scored(passes_tests(), ADD)).value is None
+
+
+def test_drawn_hostile_texts_are_read_in_their_time_and_equal_nothing() -> None:
+    assert slow_or_broken(hostile_texts(seed=0, count=60, longest=50_000)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.whole
+def test_many_drawn_hostile_texts_are_read_in_their_time_and_equal_nothing() -> None:
+    assert slow_or_broken(hostile_texts(seed=1, count=1000, longest=100_000)) == []
