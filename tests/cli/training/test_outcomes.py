@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,9 @@ def test_rollouts_that_are_all_truncated_are_told_as_that(hrm: Command) -> None:
     assert 'truncated = "keep_reward"' in Path("run/config.toml").read_text()
 
 
-REFUSING = "{% if message.tool_calls | length > 0 %}{{ raise_exception('only text at once') }}{% endif %}"
+REFUSING = """{%- for call in message.tool_calls or [] -%}
+{{- raise_exception('no code of an odd length') if call.function.arguments.code | length is odd -}}
+{%- endfor -%}"""
 
 
 def test_a_template_that_refuses_what_the_policy_wrote_does_not_end_the_training(hrm: Command) -> None:
@@ -101,15 +104,17 @@ def test_a_template_that_refuses_what_the_policy_wrote_does_not_end_the_training
         )
     words = ("train", "rl", "--policy", "policy", *SMALL, "--group-size", "8", "--context", "max_turns=3")
     done = hrm(*words)
-    assert done.code in (0, 2), done.err
+    assert done.code == 0, done.err
     with open_store("run/store.db") as store:
         found = [store.journal.trajectory(t.thread_id) for t in store.threads(run_id="run")]
         verdicts = store.journal.overlays("run")
     refused = [each for each in found if each.stop_reason is StopReason.UNUSABLE_ANSWER]
-    assert refused and all(each.status is RunStatus.FAILED and each.rewards == {"correct": 0.0} for each in refused)
-    assert all("only text at once" in str(each.error) for each in refused)
-    assert {v.verdict for v in verdicts if v.trajectory_id in {each.id for each in refused}} <= {
-        Verdict.KEPT,
-        Verdict.GROUP_REJECTED,
-    }
-    assert hrm("resume", "run").code == 0 or done.code == 2
+    assert 0 < len(refused) < len(found)
+    assert all(each.status is RunStatus.FAILED and each.rewards == {"correct": 0.0} for each in refused)
+    assert all("no code of an odd length" in str(each.error) for each in refused)
+    of_refused = [v.verdict for v in verdicts if v.trajectory_id in {each.id for each in refused}]
+    assert of_refused and Verdict.DROPPED not in of_refused, "they are judged with their group"
+    for checkpoint in Path("run/checkpoints").iterdir():
+        shutil.rmtree(checkpoint)
+    shutil.rmtree("run/model")
+    assert hrm("resume", "run").code == 0, "the same answers are on record, and are met again"

@@ -102,3 +102,11 @@ def test_streamed_text_is_shown_as_soon_as_it_can_be_read() -> None:
     codec = ByteCodec()
     decoder = StreamDecoder(codec.decode)
     assert [decoder.push(token) for token in "aé<t!".encode()] == ["a", "", "é", "", "", "<t!"]
+
+
+def test_a_call_inside_of_a_closed_thought_is_a_call() -> None:
+    """Only some templates know thoughts, and a call that is silently left out would look like a tool that is dumb."""
+    call = tool_call_text("python", {"code": "1"})
+    turn = parse_turn(f"<think>I could try {call} first.</think>So:{call}")
+    assert [found["args"] for found in turn.tool_calls] == [{"code": "1"}] * 2
+    assert turn.content == "<think>I could try  first.</think>So:" and turn.invalid_tool_calls == []

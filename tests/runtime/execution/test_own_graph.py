@@ -11,9 +11,11 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import RetryPolicy, interrupt
+from pydantic import BaseModel, SecretStr
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError, GraphError, ModelError, StoreFullError
@@ -21,6 +23,7 @@ from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.replay.player import replay
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, is_choice
 from hrm_agent.store import RunStore
 from hrm_agent.store.maintenance import verify as verify_store
@@ -317,3 +320,47 @@ async def test_a_cancelled_episode_is_gone_on_with(store: RunStore, environment:
         trajectory = await runner.run(episode)
     assert trajectory.answer == "late" and len(trajectory.calls) == 1
     assert lint(trajectory) == []
+
+
+class Plan(BaseModel):
+    """As a planner's structured output."""
+
+    steps: list[str]
+
+
+def planner(form: Any = Plan, *, streams: bool = False) -> Any:
+    llm = ChatOpenAI(model="gpt-5", api_key=SecretStr("x"), base_url="http://127.0.0.1:1/v1", max_retries=0)
+    structured = llm.with_structured_output(form)
+
+    async def plan(state: MessagesState) -> dict[str, Any]:
+        if streams:
+            parts = [part async for part in structured.astream(state["messages"])]
+            return {"messages": [AIMessage(repr(parts[-1]))]}
+        return {"messages": [AIMessage(repr(await structured.ainvoke(state["messages"])))]}
+
+    return StateGraph(MessagesState).add_node("plan", plan).add_edge(START, "plan").compile()
+
+
+@pytest.mark.parametrize(
+    ("graph", "shown"),
+    [
+        (planner(), "Plan(steps=['a'])"),
+        (planner(streams=True), "Plan(steps=['a'])"),
+        (planner(Plan.model_json_schema() | {"title": "plan"}), "{'steps': ['a']}"),
+    ],
+)
+@pytest.mark.parametrize("constrain", [True, False])
+def test_structured_output_is_what_the_providers_class_gives(
+    graph: Any, shown: str, constrain: bool, store: RunStore, environment: LocalEnvironment
+) -> None:
+    with ScriptedEngine(['{"steps": ["a"]}', '{"steps": 1}']) as engine:
+        runner = EpisodeRunner(store, engine, "scripted", environment, stand_in=True, constrain=constrain)
+        right = asyncio.run(runner.run(Episode(TASK, "right", graph=graph)))
+        wrong = asyncio.run(runner.run(Episode(TASK, "wrong", graph=graph)))
+        schemas = [request.schema for request in engine.requests]
+    assert right.answer == shown
+    assert all((schema or {}).get("properties", {}).keys() == ({"steps"} if constrain else set()) for schema in schemas)
+    assert "parsed" not in right.calls[0].response["additional_kwargs"]
+    if shown.startswith("Plan"):
+        assert str(wrong.error).startswith("ValidationError: 1 validation error for Plan")
+    assert replay(store, "right", graph=graph).equal and replay(store, "wrong", graph=graph).equal
