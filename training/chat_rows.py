@@ -1,8 +1,8 @@
 """Rows of conversations in the forms that people write them in, brought to one: OpenAI's.
 
 Taken are `messages` of `role` and `content`, and ShareGPT's `conversations` of `from` and `value`; calls with or
-without an id, a `type` and the wrapper `function`, arguments as an object or as JSON in a text; results that name their call by
-its id or by the tool, or stand in the calls' order; `tools` as a list or as JSON in a text. Ids that are missing are
+without an id, a `type` and the wrapper `function`, arguments as an object or as JSON in a text; results that name their
+call by its id or by the tool, or stand in the calls' order; `tools` as a list or as JSON in a text. Ids that are missing are
 made up, `call_0`, `call_1` and so on. Null stands for a field that is not there, as tables fill it in. What could mean
 two things, or is no field of a message, is refused: it would vanish, and something else be learnt than the row says.
 """
@@ -61,14 +61,19 @@ class _Calls:
         self._waiting.append(call)
 
     def answered(self, message: Fields, place: str) -> Fields:
-        """The call that a result is of. It is given the id that the result names it by."""
+        """The call that a result is of, which is given the id that the result names it by.
+
+        One that is named by an id may be of a call that the row does not hold.
+        """
         id_, name = message.get("tool_call_id"), message.get("name")
         call = next((each for each in self._waiting if id_ is not None and each["id"] == id_), None)
         if call is None:
             free = [each for each in self._waiting if each["id"] is None or id_ is None]
             call = next((each for each in free if name in (None, each["function"]["name"])), None)
+        if call is None and id_ is not None:
+            return {"id": id_}
         if call is None:
-            named = f"tool_call_id {id_!r}" if id_ is not None else f"name {name!r}" if name else "no tool_call_id"
+            named = f"name {name!r}" if name else "no tool_call_id"
             raise ValueError(f"{place} is the result of no call before it: it has {named}")
         self._waiting.remove(call)
         call["id"] = call["id"] if id_ is None else id_

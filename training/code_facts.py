@@ -135,10 +135,7 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
         node, depth = nodes.pop()
         values: dict[str, Any] = node.__dict__
         if not _CHANGED.isdisjoint(values):
-            for name in values.keys() & _BLOCKS:
-                if values[name] and isinstance(values[name], list):
-                    values[name] = _doing(values[name]) or ([_on_one_line(ast.Pass())] if node is not tree else [])
-            values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
+            _simplify(values, empty=[] if node is tree else [_on_one_line(ast.Pass())])
         if "lineno" in values:
             _on_one_line(node)
         if isinstance(node, ast.BinOp):
@@ -153,6 +150,14 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
             elif isinstance(value, list):
                 nodes += [(each, depth) for each in cast("list[object]", value) if isinstance(each, ast.AST)]
     return tree.body
+
+
+def _simplify(values: dict[str, Any], empty: list[ast.stmt]) -> None:
+    """The fields of a node; `empty` is what a block without a statement becomes."""
+    for name in values.keys() & _BLOCKS:
+        if values[name] and isinstance(values[name], list):
+            values[name] = _doing(values[name]) or empty
+    values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
 
 
 def _doing(block: list[ast.stmt]) -> list[ast.stmt]:

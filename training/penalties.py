@@ -9,8 +9,16 @@ went well count where they are *effective*:
 * It is not the same as an earlier call but for wording: comments, whitespace, and the names that the code defines
   itself do not tell two calls apart (`hrm_agent.training.code_facts`); nor is it a call that has failed before. Two
   sessions are apart: what one solver has run tells another nothing.
-* And it showed something that does not stand in it (`print("hello")`), or it set or changed a variable of its session
-  that a later effective call takes. To give a variable another name is neither.
+* And what came out of it was not known before, or it set or changed a variable of its session that a later effective
+  call takes. Known are the words and numbers of this and earlier code of the session, what follows from them without
+  working anything out, and what was shown before (`hrm_agent.training.novelty`, `hrm_agent.training.retracing`): so
+  `print("hello")` shows nothing, and neither do `if True: print("hello")`, `chr(104) + chr(105)`, `print(n + 1)`, a
+  variable of an earlier call that holds a text, the time, or the version of Python. To give a variable another name, or
+  the value that it has already (`x = x + 0`), changes nothing.
+
+What a program says only in words of its own (`print("prime")`) is padding by this rule; one that prints a number, or
+`True` that is worked out, is not. What is found out about words or lists of the problem counts though little is worked
+out: `"strawberry".count("r")`.
 
 A call that failed counts once, however often it was repeated; one whose arguments could not be decoded is a call like
 any other. Calls of other tools than ours for Python are effective if they are distinct. Faults of the infrastructure,
@@ -18,11 +26,13 @@ and calls that were never finished, count on neither side. A turn counts unless 
 count, or that failed in other words before. What other models than the policy said and called does not count. Where no
 call is padding both penalties are those of the paper.
 
-What this cannot see: a value that is computed and shown for no purpose, be it of literals (`1 + 19` may be all that a
-rollout needs its tool for), or one that was shown before (two tests may both say `True`); a used value that is computed
-again (`x = x + 0`), or a used object that is changed to no purpose (`xs.extend([])`). A variable that is taken by way
-of `eval`, `globals()`, a function of another module, or by another model's call counts as not taken. Calls too long to
-be read count as one.
+What this cannot see: a number that is worked out and shown for no purpose, be it of literals (`7 * 19` may be all that
+a rollout needs its tool for), and what functions that are not retraced give (`calendar.isleap(2024)`). Each such call
+has to show a number or a word that neither a call nor an output of the session had before, so that the same few, in
+whatever words, count once. Nor is it seen that a used value is changed and changed back, or that a used object whose
+content is unknown is changed to no purpose. A variable that is taken by way of `eval`, `globals()`, a function of
+another module, or by another model's call counts as not taken. Calls too long to be read count as one. And a small
+program whose result happens to stand in its code (`10 - 5`) counts for nothing.
 """
 
 from __future__ import annotations

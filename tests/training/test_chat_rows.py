@@ -116,7 +116,6 @@ def test_tools_in_many_forms(tmp_path: Path, tools: Any) -> None:
         (with_call({"name": "add", "inputs": {}}), "unknown fields inputs"),
         (with_call(FUNCTION, function_call=FUNCTION), "both tool_calls and function_call"),
         (with_call(FUNCTION, {"name": "sub"}), r"messages\[2\] is the result of no call before it: it has name 'sub'"),
-        (with_call({"id": "x"} | FUNCTION, {"tool_call_id": "y"}), "it has tool_call_id 'y'"),
         ({"messages": [ASKED, {"role": "tool", "content": "5"}, SAID]}, "it has no tool_call_id"),
         ({"messages": [ASKED | {"tool_calls": [FUNCTION]}, SAID]}, "has calls, and its role is user"),
     ],
