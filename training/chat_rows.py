@@ -1,10 +1,11 @@
 """Rows of conversations in the forms that people write them in, brought to one: OpenAI's.
 
 Taken are `messages` of `role` and `content`, and ShareGPT's `conversations` of `from` and `value`; calls with or
-without an id, a `type` and the wrapper `function`, arguments as an object or as JSON in a text; results that name their
-call by its id or by the tool, or stand in the calls' order; `tools` as a list or as JSON in a text. Ids that are missing are
-made up, `call_0`, `call_1` and so on. Null stands for a field that is not there, as tables fill it in. What could mean
-two things, or is no field of a message, is refused: it would vanish, and something else be learnt than the row says.
+without an id, a `type` and the wrapper `function`, arguments as an object or as JSON in a text; results that name
+their call by its id or by the tool, or stand in the calls' order; `tools` as a list or as JSON in a text. Ids that are
+missing are made up, `call_0`, `call_1` and so on. Null stands for a field that is not there, as tables fill it in. What
+could mean two things, or is no field of a message, is refused: it would vanish, and something else be learnt than the
+row says.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ class _Calls:
         self._all: list[Fields] = []
         self._waiting: list[Fields] = []
 
-    def add(self, call: Fields, place: str) -> None:
-        if call["id"] is not None and any(call["id"] == other["id"] for other in self._all):
-            raise ValueError(f"{place}.id is {call['id']!r}, which another call has")
+    def add(self, call: Fields) -> None:
         self._all.append(call)
         self._waiting.append(call)
 
@@ -138,8 +137,8 @@ def _message(given: Fields, place: str, calls: _Calls) -> Fields:
     message.pop("tool_calls", None)
     if asked:
         message["tool_calls"] = [_call(call, where) for call, where in asked]
-        for call, (_, where) in zip(message["tool_calls"], asked, strict=True):
-            calls.add(call, where)
+        for call in message["tool_calls"]:
+            calls.add(call)
     return message
 
 
