@@ -53,6 +53,7 @@ _LITERALS = (
 )
 _BLOCKS = {"body", "finalbody", "orelse"}
 _ANNOTATIONS = {"annotation", "returns"}
+_CHANGED = _BLOCKS | _ANNOTATIONS
 _CACHE = dis.opmap["CACHE"]
 _LOAD_CONST, _LOAD_GLOBAL, _LOAD_NAME = (dis.opmap[name] for name in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME"))
 _ITEM_STORES = {
@@ -133,12 +134,10 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
     while nodes:  # as ast.walk, in a third of the time
         node, depth = nodes.pop()
         values: dict[str, Any] = node.__dict__
-        for name in values.keys() & _BLOCKS:
-            if values[name] and isinstance(values[name], list):
-                values[name] = _doing(values[name]) or ([_on_one_line(ast.Pass())] if node is not tree else [])
+        if not _CHANGED.isdisjoint(values):
+            _simplify(values, empty=[] if node is tree else [_on_one_line(ast.Pass())])
         if "lineno" in values:
             _on_one_line(node)
-        values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
         if isinstance(node, ast.BinOp):
             _keep_factors(node)
         depth += isinstance(node, _SCOPES)
@@ -151,6 +150,14 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
             elif isinstance(value, list):
                 nodes += [(each, depth) for each in cast("list[object]", value) if isinstance(each, ast.AST)]
     return tree.body
+
+
+def _simplify(values: dict[str, Any], empty: list[ast.stmt]) -> None:
+    """The fields of a node; `empty` is what a block without a statement becomes."""
+    for name in values.keys() & _BLOCKS:
+        if values[name] and isinstance(values[name], list):
+            values[name] = _doing(values[name]) or empty
+    values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
 
 
 def _doing(block: list[ast.stmt]) -> list[ast.stmt]:
@@ -245,8 +252,8 @@ def _compiled(body: list[ast.stmt]) -> list[CodeType]:
     last = body[-1] if body else None
     if not isinstance(last, ast.Expr):
         return [compile(ast.Module(body, []), "", "exec", dont_inherit=True)]
-    before = compile(ast.Module(body[:-1], []), "", "exec", dont_inherit=True)
-    return [before, compile(ast.Expression(last.value), "", "eval", dont_inherit=True)]
+    shown = compile(ast.Expression(last.value), "", "eval", dont_inherit=True)
+    return [*([compile(ast.Module(body[:-1], []), "", "exec", dont_inherit=True)] if body[1:] else []), shown]
 
 
 def _at_once(body: Iterable[ast.AST]) -> Iterator[ast.AST]:

@@ -189,6 +189,11 @@ class LossPart(ConfigPart):
         """What is printed and saved is what is taken; a configuration that others are merged with keeps its None."""
         return self.own(info.field_name or "") if value is None else value
 
+    def taken(self, key: str) -> Any:
+        """The value of a key, or what the objective has of its own where none was given."""
+        given = getattr(self, key)
+        return self.own(key) if given is None else given
+
     def own(self, key: str) -> Any:
         """What the objective has for a key that was not given; None for one that no objective has."""
         return getattr(OWN[self.objective], key, None)

@@ -41,7 +41,7 @@ def conditions(
     moves = ratio_moves(loss, optim, on_record=on_record)
     once = "each batch is trained on once, so the ratio is 1 and nothing is clipped"
     yield "loss", ("clip_low", "clip_high", "dual_clip"), moves, once
-    mean = loss.aggregation or loss.own("aggregation")
+    mean = loss.taken("aggregation")
     yield "loss", ("constant",), mean == "constant", f"the aggregation is {mean}"
     divides = loss.advantages in ("grpo", "reinforce_plus_plus")
     yield "loss", ("advantage_eps",), divides, f"{loss.advantages} divides by no deviation"

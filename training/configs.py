@@ -275,7 +275,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     def _passes_go_together(self, info: ValidationInfo) -> Self:
         """Ways to compute that are right alone and wrong together."""
         optim, loss = self.optim, self.loss
-        mean = loss.aggregation or loss.own("aggregation")
+        mean = loss.taken("aggregation")
         if loss.credit == "even" and mean == "sequence" and info.context != ON_RECORD:
             raise ConfigError(
                 "credit = even does not go with aggregation = sequence: both divide a rollout by its tokens.",
@@ -351,7 +351,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         loss, optim = self.loss, self.optim
         if loss.objective == "clipped" or ratio_moves(loss, optim, on_record=bool(self.source)):
             return ""
-        mean = loss.aggregation or loss.own("aggregation")
+        mean = loss.taken("aggregation")
         return (
             f"Each batch is trained on once, so the ratio is 1 and objective = {loss.objective} has the gradient of "
             f"clipped with aggregation = {mean}. They differ with --mini-batches or --epochs above 1."

@@ -159,7 +159,8 @@ class Learner:
     def loss_options(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> LossOptions:
         """What is minimised on the batches of a step."""
         del batches
-        return LossOptions(**{each.name: getattr(self._config.loss, each.name) for each in fields(LossOptions)})
+        taken = {each.name: self._config.loss.taken(each.name) for each in fields(LossOptions)}
+        return LossOptions(**{name: value for name, value in taken.items() if value is not None})
 
     def begin_optimizer_afresh(self) -> None:
         """Forget the means of past gradients."""

@@ -20,6 +20,9 @@ _TOKEN = re.compile(r"[^\W\d]\w*|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _LITERAL = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 _COMMENT = re.compile(r"#[^\n]*")
 _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
+_ARITHMETIC = re.compile(r"(?:print\(|round\(|[\d.+\-*/%()\s,])+")
+_OPERATION = re.compile(r"[\d.)]\s*[*/+\-%]")
+_NEUTRAL = re.compile(r"(?<![\d.])[01](?![\d.])")
 _SMALL = 1000
 """Numbers below it may come out of a long calculation and stand in its code by chance."""
 
@@ -30,17 +33,38 @@ class Known:
     def __init__(self) -> None:
         self._tokens: set[str] = set()
         self._outputs: set[str] = set()
-        self._marks: set[str] = {"\n", " "}
+        self._codes: list[str] = []
         self._letters: set[str] = set()
 
     def read(self, code: str, retraced: Retraced | None) -> None:
         """The code of the next call."""
-        self._marks.update(code)
+        self._codes.append(code)
         self._tokens |= _tokens(_COMMENT.sub("", code) if "#" in code else code)
-        self._letters.update(*_LITERAL.findall(code.casefold()))
+        if "'" in code or '"' in code:
+            self._letters.update(*_LITERAL.findall(code.casefold()))
         for value in (*retraced.shown, *retraced.given) if retraced is not None else ():
             if value.kind == GIVEN and value.is_known and is_plain(value.known):
                 self._tokens |= _tokens(str(value.known)) | _tokens(repr(value.known))
+
+    def has_plain_news(self, code: str, output: str) -> bool:
+        """Whether `code` is arithmetic and `output` a number that is new beyond doubt; both are known from now on.
+
+        Where it is not so, nothing is said: most calls need not be retraced.
+        """
+        if not _ARITHMETIC.fullmatch(code) or not _TOKEN.fullmatch(output):
+            return False
+        operands, number = _tokens(code), _number(output)
+        near = {number}
+        if number.isdigit() and len(number) < 30:
+            near |= {str(int(number) + 1), str(int(number) - 1)}
+        works = len(_OPERATION.findall(code)) > len(_NEUTRAL.findall(code))
+        if not works or number in self._tokens or number in ("0", "1") or not near.isdisjoint(operands):
+            return False
+        self._codes.append(code)
+        self._tokens |= operands
+        self._tokens.add(number)
+        self._outputs.add(output)
+        return True
 
     def has_news(self, output: str, retraced: Retraced | None) -> bool:
         """Whether `output`, of the code that was read last, shows anything; it is known from now on."""
@@ -71,7 +95,7 @@ class Known:
         if highest == READ or any(token not in self._tokens and not self._is_spelt(token) for token in tokens):
             return True
         if not tokens:
-            return highest > GIVEN and not self._marks.issuperset(output)
+            return highest > GIVEN and not set(output).issubset({"\n", " "}.union(*self._codes))
         long = highest == LONG or (highest == CALCULATED and retraced is not None and retraced.long)
         return long and any(token.isdigit() and int(token) < _SMALL for token in tokens if len(token) < 9)
 

@@ -9,8 +9,16 @@ went well count where they are *effective*:
 * It is not the same as an earlier call but for wording: comments, whitespace, and the names that the code defines
   itself do not tell two calls apart (`hrm_agent.training.code_facts`); nor is it a call that has failed before. Two
   sessions are apart: what one solver has run tells another nothing.
-* And it showed something that does not stand in it (`print("hello")`), or it set or changed a variable of its session
-  that a later effective call takes. To give a variable another name is neither.
+* And what came out of it was not known before, or it set or changed a variable of its session that a later effective
+  call takes. Known are the words and numbers of this and earlier code of the session, what follows from them without
+  working anything out, and what was shown before (`hrm_agent.training.novelty`, `hrm_agent.training.retracing`): so
+  `print("hello")` shows nothing, and neither do `if True: print("hello")`, `chr(104) + chr(105)`, `print(n + 1)`, a
+  variable of an earlier call that holds a text, the time, or the version of Python. To give a variable another name, or
+  the value that it has already (`x = x + 0`), changes nothing.
+
+What a program says only in words of its own (`print("prime")`) is padding by this rule; one that prints a number, or
+`True` that is worked out, is not. What is found out about words or lists of the problem counts though little is worked
+out: `"strawberry".count("r")`.
 
 A call that failed counts once, however often it was repeated; one whose arguments could not be decoded is a call like
 any other. Calls of other tools than ours for Python are effective if they are distinct. Faults of the infrastructure,
@@ -18,11 +26,13 @@ and calls that were never finished, count on neither side. A turn counts unless 
 count, or that failed in other words before. What other models than the policy said and called does not count. Where no
 call is padding both penalties are those of the paper.
 
-What this cannot see: a value that is computed and shown for no purpose, be it of literals (`1 + 19` may be all that a
-rollout needs its tool for), or one that was shown before (two tests may both say `True`); a used value that is computed
-again (`x = x + 0`), or a used object that is changed to no purpose (`xs.extend([])`). A variable that is taken by way
-of `eval`, `globals()`, a function of another module, or by another model's call counts as not taken. Calls too long to
-be read count as one.
+What this cannot see: a number that is worked out and shown for no purpose, be it of literals (`7 * 19` may be all that
+a rollout needs its tool for), and what functions that are not retraced give (`calendar.isleap(2024)`). Each such call
+has to show a number or a word that neither a call nor an output of the session had before, so that the same few, in
+whatever words, count once. Nor is it seen that a used value is changed and changed back, or that a used object whose
+content is unknown is changed to no purpose. A variable that is taken by way of `eval`, `globals()`, a function of
+another module, or by another model's call counts as not taken. Calls too long to be read count as one. And a small
+program whose result happens to stand in its code (`10 - 5`) counts for nothing.
 """
 
 from __future__ import annotations
@@ -87,17 +97,22 @@ class CountedCalls:
 
 def count_calls(tool_calls: Sequence[ToolCall], problem: str = "") -> CountedCalls:
     """The calls of one rollout, in their order; `problem` is the text that it was given."""
-    ended = [call for call in tool_calls if call.status not in (None, ToolStatus.INFRASTRUCTURE)]
-    failed: dict[tuple[str, str], ToolCall] = {}
-    for call in ended:
-        if _failed(call):
-            failed.setdefault(_asked(call), call)
-    known = {_form(call): call for call in reversed(failed.values())}
-    effective = _effective([looked for looked in _looked(ended, problem) if not _failed(looked.call)])
-    good = [call for call in effective if _asked(call) not in failed and _form(call) not in known]
+    sessions: dict[str, _Session] = {}
+    ended = [
+        _Looked(call, sessions, problem)
+        for call in tool_calls
+        if call.status is not None and call.status is not ToolStatus.INFRASTRUCTURE
+    ]
+    failed: dict[tuple[str, str], _Looked] = {}
+    for looked in ended:
+        if looked.failed:
+            failed.setdefault(looked.asked, looked)
+    known = {looked.form: looked.call for looked in reversed(failed.values())}
+    effective = _effective([looked for looked in ended if not looked.failed])
+    good = [looked.call for looked in effective if looked.asked not in failed and looked.form not in known]
     counted = frozenset(call.tool_call_id for call in (*known.values(), *good))
-    padding = frozenset(call.tool_call_id for call in ended) - counted
-    return CountedCalls(tuple(failed.values()), tuple(good), padding, counted)
+    padding = frozenset(looked.call.tool_call_id for looked in ended) - counted
+    return CountedCalls(tuple(looked.call for looked in failed.values()), tuple(good), padding, counted)
 
 
 def error_share(failed: int, effective: int) -> float:
@@ -145,66 +160,67 @@ def penalty_format(
     return min(1.0, sum(max(0, count - 1) for count in tags) / max(1, turns))
 
 
-def _failed(call: ToolCall) -> bool:
-    return call.status is not None and call.status.is_policy_failure
-
-
-class _Looked:
-    """A call of the session that it belongs to, with what its code is and what it showed."""
-
-    __slots__ = ("call", "facts", "news", "session", "sets")
-
-    def __init__(self, call: ToolCall, session: str, seen: _Session) -> None:
-        self.call = call
-        self.session = session
-        self.facts = _facts(call)
-        self.news: bool | None = None
-        """Whether it showed something that was not known before; None: the record does not say."""
-        self.sets: frozenset[str] = frozenset()
-        """Variables that it set to something else, or changed."""
-        code = _code(call)
-        if code is None or self.facts is None or not self.facts.form:
-            return
-        left = self.facts.sets | self.facts.changes if call.name == python.name else frozenset[str]()
-        values = seen.values if call.name == python.name else SessionValues(seen.values.problem)
-        retraced = values.follow(code, left)
-        seen.known.read(code, retraced)
-        self.sets = left - retraced.kept if retraced is not None else left
-        output = _output(call)
-        if output and not _failed(call):
-            self.news = seen.known.has_news(output, retraced) and not self.facts.recites
-        elif output is not None:
-            self.news = False
-
-
 class _Session:
+    """What is known of a session from its calls so far."""
+
     def __init__(self, problem: str) -> None:
         self.values = SessionValues(problem)
         self.known = Known()
 
 
-def _looked(calls: Iterable[ToolCall], problem: str) -> list[_Looked]:
-    sessions: dict[str, _Session] = {}
-    found: list[_Looked] = []
-    for call in calls:
-        session = _session(call)
-        found.append(_Looked(call, session, sessions.setdefault(session, _Session(problem))))
-    return found
+class _Looked:
+    """A call that ended, with what its code is and what it showed."""
+
+    __slots__ = ("asked", "call", "facts", "failed", "form", "news", "output", "session", "sets")
+
+    def __init__(self, call: ToolCall, sessions: dict[str, _Session], problem: str) -> None:
+        self.call = call
+        self.failed = call.status is not None and call.status.is_policy_failure
+        self.session = "" if call.name != python.name else f"{call.identity.thread_id} {scope_of(call.identity)}"
+        """Empty for a call of a tool that has none."""
+        self.asked = self.session, call.repeated_of or call.id
+        """Equal for calls of one session with the same arguments."""
+        code = _code(call)
+        self.facts = code_facts(code) if code is not None else None
+        self.form = _form(call, code, self.facts, self.session, failed=self.failed)
+        self.output = _output(call)
+        self.news: bool | None = None
+        """Whether it showed something that was not known before; None: the record does not say."""
+        self.sets: frozenset[str] = frozenset()
+        """Variables that it set to something else, or changed."""
+        if code is not None and self.facts is not None and self.facts.form:
+            seen = sessions.setdefault(self.session, _Session(problem))
+            self._look(code, self.facts, seen)
+
+    def _look(self, code: str, facts: CodeFacts, seen: _Session) -> None:
+        own = self.call.name == python.name
+        left = facts.sets | facts.changes if own else frozenset[str]()
+        if not facts.sets and self.output and not self.failed and seen.known.has_plain_news(code, self.output):
+            self.news = True
+            return
+        values = seen.values if own else SessionValues(seen.values.problem)
+        retraced = values.follow(code, left)
+        seen.known.read(code, retraced)
+        self.sets = left - retraced.kept if retraced is not None else left
+        if self.output and not self.failed:
+            self.news = seen.known.has_news(self.output, retraced) and not facts.recites
+        elif self.output is not None:
+            self.news = False
 
 
-def _effective(went_well: Sequence[_Looked]) -> list[ToolCall]:
+def _effective(went_well: Sequence[_Looked]) -> list[_Looked]:
     """Those that showed something new, or left a variable that a later one of them takes."""
     first: dict[str, _Looked] = {}
     for looked in went_well:
-        first.setdefault(_form(looked.call), looked)
+        first.setdefault(looked.form, looked)
     distinct = list(first.values())
     through = _through(distinct)
     taken: dict[str, set[str]] = defaultdict(set)
-    found: list[ToolCall] = []
+    found: list[_Looked] = []
     for looked in reversed(distinct):
-        call, facts = looked.call, looked.facts
+        facts = looked.facts
         if facts is None:
-            found += [call] if _output(call) or _output(call) is None else []
+            found += [looked] if looked.output != "" else []
             continue
         names = taken[looked.session]
         if facts.renames:
@@ -215,7 +231,7 @@ def _effective(went_well: Sequence[_Looked]) -> list[ToolCall]:
             continue
         showed = facts.shows and not facts.recites if looked.news is None else looked.news
         if facts.form and (showed or looked.sets & names):
-            found.append(call)
+            found.append(looked)
             names -= facts.sets
             names |= _reach(facts.reads, through[looked.session])
     return found[::-1]
@@ -241,34 +257,18 @@ def _reach(names: Iterable[str], through: dict[str, set[str]]) -> set[str]:
     return reached
 
 
-def _facts(call: ToolCall) -> CodeFacts | None:
-    code = _code(call)
-    return code_facts(code) if code is not None else None
-
-
 def _code(call: ToolCall) -> str | None:
     code = call.arguments.get("code") if isinstance(call.arguments, dict) else None
     return code if isinstance(code, str) and call.name in (python.name, python_stateless.name) else None
 
 
-def _asked(call: ToolCall) -> tuple[str, str]:
-    """Equal for calls of one session with the same arguments."""
-    return _session(call), call.repeated_of or call.id
-
-
-def _form(call: ToolCall) -> str:
+def _form(call: ToolCall, code: str | None, facts: CodeFacts | None, session: str, *, failed: bool) -> str:
     """Equal for calls of one session that are the same but for wording."""
-    code, facts = _code(call), _facts(call)
     if code is None:
-        return json.dumps([_session(call), call.name, call.arguments], sort_keys=True, default=str)
+        return json.dumps([session, call.name, call.arguments], sort_keys=True, default=str)
     if facts is not None:
-        return f"{_session(call)} code {facts.form}"
-    return f"{_session(call)} no Python {_BLANK.sub('', code)}" if _failed(call) else f"{_session(call)} code not read"
-
-
-def _session(call: ToolCall) -> str:
-    """Empty for a call of a tool that has none."""
-    return "" if call.name != python.name else f"{call.identity.thread_id} {scope_of(call.identity)}"
+        return f"{session} code {facts.form}"
+    return f"{session} no Python {_BLANK.sub('', code)}" if failed else f"{session} code not read"
 
 
 def _output(call: ToolCall) -> str | None:

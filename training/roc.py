@@ -287,7 +287,7 @@ _SELECTIONS: Mapping[str, Draw] = {"inverse": _inverse, "lowest": _lowest}
 
 
 def _candidate(trajectory: Trajectory, options: RocOptions) -> SelectableRollout:
-    counted = count_calls(policy_tool_calls(trajectory))
+    counted = count_calls(policy_tool_calls(trajectory), trajectory.task.prompt if trajectory.task else "")
     by_role = role_penalties(trajectory, counted) if options.penalties == "by_role" else {}
     if by_role:
         error, form = mean_penalties(by_role.values())

@@ -53,7 +53,8 @@ def role_penalties(trajectory: Trajectory, counted: CountedCalls | None = None) 
     if len(roles) < 2:
         return {}
     tools = policy_tool_calls(trajectory)
-    counted = count_calls(tools) if counted is None else counted
+    problem = trajectory.task.prompt if trajectory.task else ""
+    counted = count_calls(tools, problem) if counted is None else counted
     asked_by = {id_: call.identity.role for call in calls for id_ in asked_ids(call)}
 
     def by_role(made: Iterable[ToolCall]) -> Counter[str]:

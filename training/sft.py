@@ -37,6 +37,7 @@ from hrm_agent.errors import ConfigError, RunError, TaskError
 from hrm_agent.models.codec.tool_calls import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.training.adapter import Adapter
+from hrm_agent.training.chat_rows import chat_of
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import SftConfig
 from hrm_agent.training.gradients import SkippedSteps, step_if_finite
@@ -259,7 +260,9 @@ def answer_text(message: AIMessage) -> str:
 
 
 def read_chats(path: Path) -> list[Conversation]:
-    """Conversations of a JSONL file: rows `{"messages": [...], "tools": [...]}` in OpenAI's form; tools optional.
+    """Conversations of a JSONL file: rows `{"messages": [...], "tools": [...]}`, tools optional.
+
+    `hrm_agent.training.chat_rows` has the forms of messages, calls and tools.
 
     An assistant message with `"weight": 0` is context: `export --format chat` marks what another row teaches.
     """
@@ -272,13 +275,8 @@ def read_chats(path: Path) -> list[Conversation]:
 
 def _read_chat(line: str, place: str) -> Conversation:
     try:
-        row = json.loads(line)
-        if not (isinstance(row["messages"], list) and all(isinstance(message, dict) for message in row["messages"])):
-            raise TypeError("`messages` has to be a list of objects")
-        tools = row.get("tools") or []
-        if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-            raise TypeError("`tools` has to be a list of objects")
-        messages = convert_to_messages(row["messages"])
+        written, tools = chat_of(json.loads(line))
+        messages = convert_to_messages(written)
         conversation = Conversation(tuple(messages), tuple(tools))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         first = str(error).partition("\n")[0]  # of LangChain's errors, without the link to its pages

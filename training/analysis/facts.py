@@ -102,7 +102,7 @@ def read_part(runs: RecordedRuns, part: Part, left_out: dict[str, int]) -> tuple
 def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> RolloutFacts:
     """The facts of one rollout."""
     tools = trajectory.own_tool_calls
-    counted = count_calls(policy_tool_calls(trajectory))
+    counted = count_calls(policy_tool_calls(trajectory), trajectory.task.prompt if trajectory.task else "")
     raised = [call for call in tools if call.status is ToolStatus.ERROR]
     classes = [error_class(call.stderr) for call in raised]
     return RolloutFacts(

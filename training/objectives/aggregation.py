@@ -22,7 +22,7 @@ __all__ = ["aggregate"]
 
 def aggregate(loss_K: Tensor, lengths_K: Tensor, counts: Counts, options: LossOptions) -> Tensor:
     """This micro-batch's share of the loss."""
-    match options.mean_over:
+    match options.aggregation:
         case "token":
             return loss_K.sum() / counts.tokens
         case "sequence":
@@ -30,4 +30,4 @@ def aggregate(loss_K: Tensor, lengths_K: Tensor, counts: Counts, options: LossOp
         case "constant":
             return loss_K.sum() / (counts.sequences * options.constant)
         case _:
-            assert_never(options.mean_over)
+            assert_never(options.aggregation)

@@ -18,7 +18,7 @@ __all__ = ["cispo"]
 def cispo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     """`clipped_high_K` marks tokens of positive weight whose ratio was cut, though they have a gradient."""
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp().detach()
-    bound = 1 + options.bounds[1]
+    bound = 1 + options.clip_high
     loss_K = -ratios_K.clamp(max=bound) * tokens.weights_K * tokens.logprobs_K
     high_K = (ratios_K > bound) & (tokens.weights_K > 0)
     return PerToken(loss_K, ratios_K, high_K.new_zeros(high_K.shape), high_K)

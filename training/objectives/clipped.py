@@ -24,7 +24,7 @@ __all__ = ["clipped", "clipped_surrogate", "surrogate"]
 def clipped(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     """The surrogate of each token by its own ratio."""
     ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp()
-    return surrogate(ratios_K, tokens.weights_K, *options.bounds, options.dual_clip)
+    return surrogate(ratios_K, tokens.weights_K, options.clip_low, options.clip_high, options.dual_clip)
 
 
 def surrogate(

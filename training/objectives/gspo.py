@@ -27,4 +27,4 @@ def gspo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
     if mean_K is None:
         mean_K = sum_by_sequence(own_K - tokens.old_logprobs_K, tokens.sequences_K) / tokens.lengths_K
     ratios_K = (mean_K + (tokens.logprobs_K - own_K)).exp()
-    return surrogate(ratios_K, tokens.weights_K, *options.bounds)
+    return surrogate(ratios_K, tokens.weights_K, options.clip_low, options.clip_high)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.objective_defaults import OWN, Aggregation, ObjectiveName
 
 __all__ = ["LossOptions"]
 
@@ -16,18 +14,18 @@ __all__ = ["LossOptions"]
 class LossOptions:
     """What is maximised. Raises `ConfigError` for values that make no sense, or that would change nothing."""
 
-    objective: ObjectiveName = "clipped"
+    objective: Literal["clipped", "cispo", "gspo"] = "clipped"
     """Loss of a token: clipped, PPO's surrogate as in GRPO and DAPO; cispo, the log-prob weighed by the clipped ratio,
     so that no token loses its gradient; gspo, the surrogate with one ratio for a whole rollout."""
-    aggregation: Aggregation | None = None
+    aggregation: Literal["token", "sequence", "constant"] = "token"
     """Mean over what: token, all trained tokens (DAPO); sequence, rollouts, of each the mean of its tokens (GRPO,
-    GSPO); constant, rollouts, of each the sum of its tokens over `constant` (Dr. GRPO). None: the objective's own."""
+    GSPO); constant, rollouts, of each the sum of its tokens over `constant` (Dr. GRPO)."""
     constant: float = 256.0
     """Tokens by which the sum of a rollout is divided; only under the aggregation constant."""
-    clip_low: float | None = None
-    """The probability ratio is clipped below 1 - this. None: the objective's own; cispo has none."""
-    clip_high: float | None = None
-    """The probability ratio is clipped above 1 + this. None: the objective's own."""
+    clip_low: float = 0.2
+    """The probability ratio is clipped below 1 - this; of no effect in cispo. GSPO's paper: 3e-4."""
+    clip_high: float = 0.28
+    """The probability ratio is clipped above 1 + this. GSPO's paper: 4e-4."""
     dual_clip: float | None = None
     """Largest loss of a token with a negative weight, as a multiple of it; only of clipped. None: unbounded."""
     kl_coef: float = 0.0
@@ -47,11 +45,9 @@ class LossOptions:
 
     def __post_init__(self) -> None:
         for name in ("constant", "clip_high", "correction_cap"):
-            if (given := getattr(self, name)) is not None and not given > 0:
-                raise ConfigError(f"{name} is {given}.", "Take a number above 0.")
-        if self.clip_low is not None and self.objective == "cispo":
-            raise ConfigError("clip_low has no effect in cispo, which has no lower bound.", "Leave it out.")
-        if self.clip_low is not None and not 0 < self.clip_low < 1:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}.", "Take a number above 0.")
+        if not 0 < self.clip_low < 1:
             raise ConfigError(f"clip_low is {self.clip_low}.", "Take a number between 0 and 1.")
         if self.kl_coef < 0:
             raise ConfigError(f"kl_coef is {self.kl_coef}.", "Take 0, for none, or more.")
@@ -67,15 +63,3 @@ class LossOptions:
                 "A correction has no effect with old_logprobs = engine: the ratio is the engine's already.",
                 "Take old_logprobs = trainer, or correction = none.",
             )
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """(clip_low, clip_high) as they are to be taken; infinite below where there is no lower bound."""
-        own = OWN[self.objective]
-        low = own.clip_low if self.clip_low is None else self.clip_low
-        return math.inf if low is None else low, own.clip_high if self.clip_high is None else self.clip_high
-
-    @property
-    def mean_over(self) -> Aggregation:
-        """`aggregation` as it is to be taken."""
-        return self.aggregation or OWN[self.objective].aggregation
