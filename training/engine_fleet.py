@@ -149,11 +149,11 @@ class EngineFleet:
                     continue
                 try:
                     self._publication, difference = self._proof.prove(server, publication, shown)
+                    self._take_in(server)
                 except ServerGoneError as error:
                     self._lose(server, error.message)
                     continue
                 largest = max(largest, difference.largest)
-                self._take_in(server)
             if self._folder is not None:
                 self._folder.keep_only(version)
         self._last = {"publish_seconds": time.monotonic() - started, "proof_largest": largest}
@@ -248,11 +248,8 @@ class EngineFleet:
     def _lose(self, server: FleetServer, why: str, *, hangs: bool = False) -> None:
         others = [name for name in self._router.names if name != server.name]
         if server.name in self._router.names:
-            then = (
-                "its rollouts go on in others"
-                if others
-                else (f"no other is there, so its rollouts wait until one is, {self._options.patience:g} s at most")
-            )
+            then = f"no other is there, so its rollouts wait until one is, {self._options.patience:g} s at most"
+            then = "its rollouts go on in others" if others else then
             sys.stderr.write(f"hrm-agent: the engine at {server.url} is gone ({why.rstrip('.')}); {then}.\n")
         self._router.leave(server.name)
         server.forget()

@@ -33,7 +33,7 @@ EXTENSION_FOLDER = Path(__file__).parent / "in_server"
 """To be on the server's PYTHONPATH."""
 _SECONDS = 600.0
 _HEALTH_SECONDS = 5.0
-_WATCH_SECONDS = 120.0
+_WATCH_SECONDS = 60.0
 """An engine answers between two of its iterations: even one without a GPU takes no longer for one."""
 
 
