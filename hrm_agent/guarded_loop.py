@@ -19,9 +19,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
+from typing import ParamSpec
 
 __all__ = ["LoopGuard", "surprises"]
 
+_P = ParamSpec("_P")
 _LOG = logging.getLogger(__name__)
 _FIRST_REST, _LONGEST_REST = 0.001, 1.0
 """Seconds between turns that raise one after the other."""
@@ -37,13 +39,15 @@ def surprises() -> dict[str, int]:
 
 
 class LoopGuard:
-    """Of one loop, entered once a turn. A task's cancellation passes, and what interrupts the main thread."""
+    """Guard of one loop, entered once a turn. A task's cancellation passes, and what interrupts the main thread."""
 
     def __init__(self, name: str, wake: Callable[[], object] = lambda: None, *, rests: bool = True) -> None:
         """`wake`: ends the loop's sleep, so that it begins a turn. `rests`: sleep after a turn that raised, longer
         each time; not for turns of an event loop.
         """
         self._name, self._wake, self._rests = name, wake, rests
+        self.surprises = 0
+        """Turns that raised so far."""
         self._in_a_row = 0
         self._asked: list[threading.Event] = []
 
@@ -62,9 +66,19 @@ class LoopGuard:
         self.caught(error)
         return True
 
+    def call(self, function: Callable[_P, object], *args: _P.args, **options: _P.kwargs) -> bool:
+        """Call `function`, and catch whatever it raises. False if it raised. Not for tasks nor the main thread."""
+        try:
+            function(*args, **options)
+        except BaseException as error:  # whatever a callback raises: nobody means this thread by it
+            self.caught(error)
+            return False
+        return True
+
     def caught(self, error: BaseException) -> None:
         """Count and log what a turn raised."""
         with _counting:
+            self.surprises += 1
             _counts[self._name] += 1
         _LOG.error("The loop %s goes on after an error that nobody expected.", self._name, exc_info=error)
         if self._rests and self._in_a_row:

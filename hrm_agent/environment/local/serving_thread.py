@@ -1,41 +1,12 @@
-"""Thread that serves everybody: how it is woken, asked whether it still turns, and kept from ending."""
+"""Wakes a thread that serves everybody, and asks it whether it still turns."""
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from typing import ParamSpec
 
-__all__ = ["Guard", "Wake"]
-
-_P = ParamSpec("_P")
-_LOG = logging.getLogger(__name__)
-
-
-class Guard:
-    """Counts and logs what goes wrong in a thread, which goes on."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.faults = 0
-        """Surprises so far."""
-
-    def call(self, doing: str, function: Callable[_P, object], *args: _P.args, **options: _P.kwargs) -> bool:
-        """Call `function`. False if it raised. `doing`: words for the log."""
-        try:
-            function(*args, **options)
-        except BaseException:  # whatever a callback raises: nobody means this thread by it
-            self.note(doing)
-            return False
-        return True
-
-    def note(self, doing: str) -> None:
-        """Count and log the exception that is under way."""
-        self.faults += 1
-        _LOG.exception("The thread %r met a surprise while %s, and goes on.", self._name, doing)
+__all__ = ["Wake"]
 
 
 class Wake:

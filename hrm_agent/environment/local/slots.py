@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, LESS_ISOLATION_HINT, Isolation, level_of
-from hrm_agent.environment.local.serving_thread import Guard, Wake
+from hrm_agent.environment.local.serving_thread import Wake
 from hrm_agent.environment.local.slot_files import infrastructure_failure
 from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool, refused_calls
 from hrm_agent.environment.local.slot_table import SlotTable
@@ -33,6 +33,7 @@ from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REFUSED, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError
+from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]
@@ -80,7 +81,8 @@ class LocalWorkers:
         self._finished: list[tuple[Work, ExecutionResult, bool]] = []
         """To be told by the thread."""
         self._on_death: Callable[[int], None] = lambda session: None
-        self._down, self.slot_deaths, self._guard = "", 0, Guard("sandbox")
+        self._down, self.slot_deaths = "", 0
+        self._guard = LoopGuard("sandbox", rests=False)
         started: Future[None] = Future()
         given = started, isolation if cgroup is None else Isolation.L3, cgroup
         self._thread = threading.Thread(target=self._serve, args=given, name="sandbox", daemon=True)
@@ -141,7 +143,7 @@ class LocalWorkers:
 
     @property
     def faults(self) -> int:
-        return self._guard.faults
+        return self._guard.surprises
 
     @property
     def pid(self) -> int:
@@ -175,17 +177,17 @@ class LocalWorkers:
             self._end()
 
     def _turn(self) -> None:
-        """Whatever goes wrong here is no reason to end: see `Guard`."""
+        """One look at the slots. Whatever goes wrong in it is counted and logged, and the next one begins."""
         try:
             events = self._poll.poll(self._table.give_up_surplus(self._lock))
-        except BaseException:
-            self._guard.note("hearing of the slots")
+        except BaseException as error:
+            self._guard.caught(error)
             time.sleep(FAULT_SECONDS)
             events = []
         for descriptor, _ in events:
-            if not self._guard.call("hearing of a slot", self._on_readable, descriptor):
-                self._guard.call("giving up a slot", self._give_up, descriptor)
-        self._guard.call("starting a sandbox process", self._start_zygotes)
+            if not self._guard.call(self._on_readable, descriptor):
+                self._guard.call(self._give_up, descriptor)
+        self._guard.call(self._start_zygotes)
         self._notify_finished()
 
     def _give_up(self, descriptor: int) -> None:
@@ -294,7 +296,7 @@ class LocalWorkers:
         except (OSError, MemoryError):  # of this process
             raise
         except Exception as error:
-            self._guard.note("reading what a call left")
+            self._guard.caught(error)
             slot.worn = True
             why = f"The outcome could not be read: {type(error).__name__}.\n"
             return ExecutionResult(ToolStatus.ERROR, stderr=why, isolation=self.isolation), False
@@ -358,7 +360,7 @@ class LocalWorkers:
             with self._lock:
                 self._table.place(work)
         except Exception as error:
-            self._guard.note("starting a call")
+            self._guard.caught(error)
             self._finished.append((work, self._failure(f"the call could not be started: {error}"), True))
 
     def _notify_finished(self) -> None:
@@ -366,7 +368,7 @@ class LocalWorkers:
             with self._lock:
                 finished, self._finished = self._finished, []
             for work, result, lost in finished:
-                self._guard.call("telling of an outcome", work.done, result, lost)
+                self._guard.call(work.done, result, lost)
 
     def _end(self) -> None:
         """Nothing runs any more: give every open work its result."""
@@ -375,7 +377,7 @@ class LocalWorkers:
             works = [slot.work for slot in self._by_line.values() if slot.work is not None]
             works += [work for pool in self._table.pools for work in pool.waiting]
             self._finished += [(work, self._failure(self._down), False) for work in works]
-        self._guard.call("ending the sandbox processes", self._end_zygotes)
+        self._guard.call(self._end_zygotes)
         self._notify_finished()
         self._poll.close()
         self._wake.close()
