@@ -124,11 +124,11 @@ class SftConfig(CheckpointSettings):
     """AdamW's learning rate between warm-up and cool-down."""
     matrix_learning_rate: float = Field(default=0.02, gt=0)
     """Muon's learning rate between warm-up and cool-down."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=30, ge=0)
     """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none."""
     cooldown: float = Field(default=0.0, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing; 0: it stays, and the run
-    can be prolonged later."""
+    can be prolonged later, where it has no fewer steps than its warm-up."""
     fall: Literal["linear", "cosine"] = "linear"
     """The line along which the learning rate falls in the cool-down."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -258,10 +258,9 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
                     unused.setdefault(table, {})[key] = default
                     if info.context == ON_RECORD:
                         continue
-                    hint = f"Leave it out, or at {default if own is None else own}."
-                    raise ConfigError(
-                        f"{key} has no effect here: {why}.", hint if default is not None else "Leave it out."
-                    )
+                    usual = default if own is None else own
+                    hint = "Leave it out." if usual is None else f"Leave it out, or at {usual}."
+                    raise ConfigError(f"{key} has no effect here: {why}.", hint)
         for key in QUOTA_KEYS:
             least, half = unused.get("select", {}).get(key, getattr(self.select, key)), self.rollout.group_size // 2
             if least > max(half, SelectPart.model_fields[key].default):

@@ -31,7 +31,7 @@ class Known:
     """The words and numbers of a session, call by call."""
 
     def __init__(self) -> None:
-        self._tokens: set[str] = set()
+        self._tokens: set[str] = {"0", "1"}
         self._outputs: set[str] = set()
         self._codes: list[str] = []
         self._letters: set[str] = set()
@@ -68,8 +68,8 @@ class Known:
 
     def has_news(self, output: str, retraced: Retraced | None) -> bool:
         """Whether `output`, of the code that was read last, shows anything; it is known from now on."""
-        output = output.strip()
-        tokens = _tokens(_ADDRESS.sub("", output))
+        output = _ADDRESS.sub("", output).strip()
+        tokens = _tokens(output)
         news = output not in self._outputs and self._is_news(
             output, tokens, retraced.shown if retraced else (), retraced
         )

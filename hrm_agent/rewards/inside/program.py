@@ -5,7 +5,7 @@ handlers run, and what is buffered is written. A prompt of `input` stands in the
 """
 
 # ruff: noqa: S102, SIM115, PTH108, PTH123
-# pyright: basic
+# pyright: basic, reportAttributeAccessIssue=false
 
 
 def run_program(source, fed):

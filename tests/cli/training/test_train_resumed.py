@@ -164,3 +164,18 @@ def test_a_second_start_on_a_run_under_way_leaves_its_configuration(
         refused = hrm(*begun, *second, "--out", str(folder))
     assert refused.code == 2 and "Another process is at work" in refused.err
     assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_a_run_with_the_defaults_is_prolonged_and_says_what_its_objective_is(hrm: Command, tmp_path: Path) -> None:
+    small = ("--prompts-per-step", "2", "--group-size", "2", "--max-tokens", "32", "--objective", "gspo")
+    words = ["train", "rl", *small, "--out", str(tmp_path / "run")]
+    begun = hrm(*words, "--steps", "1")
+    assert begun.code == 0, begun.err
+    assert begun.err.count("objective = gspo has the gradient of clipped with aggregation = sequence") == 1
+    kept = (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
+    assert "clip_low = 0.0003" in kept and 'aggregation = "sequence"' in kept
+    prolonged = hrm(*words, "--steps", "2")
+    assert prolonged.code == 0, prolonged.err
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1]
+    assert len({row["learning_rate"] for row in rows}) == 1

@@ -73,7 +73,7 @@ class WeightsFromTrainer:
         """
         model = self.model_runner.get_model()
         failures: list[Exception] = []
-        if (Path(source) / "adapter_config.json").is_file():
+        if not source.startswith("{") and (Path(source) / "adapter_config.json").is_file():
             try:
                 found = compare_adapter(self.model_runner.lora_manager, source)
             except Exception as error:
