@@ -1,4 +1,4 @@
-"""Where an error was raised: the line that its reader wrote, not the one of a library that it passed through."""
+"""Place at which an error was raised: the user's own line, not that of a library that it passed through."""
 
 from __future__ import annotations
 

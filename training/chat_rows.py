@@ -222,7 +222,7 @@ def _one_of(given: Fields, keys: tuple[str, ...], place: str, *, needed: bool = 
 
 
 def _decoded(value: Any, place: str) -> Any:
-    """What a text holds as JSON; anything else as it is."""
+    """Value of a text that is JSON; anything else unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -48,7 +48,7 @@ def _without_password(url: str) -> str:
 
 StoreUrl = Annotated[str, AfterValidator(_without_password)]
 Truncated = Literal["wrong", "leave_out", "keep_reward"]
-"""What becomes of rollouts that ended at a limit (`SelectPart.truncated`)."""
+"""Treatment of rollouts that ended at a limit (`SelectPart.truncated`)."""
 
 
 class RolloutPart(ConfigPart):
@@ -110,7 +110,7 @@ class SelectPart(ConfigPart):
     min_group: float = Field(default=0.75, gt=0, le=1)
     """Share of a prompt's rollouts that must be able to take part (not lost to a machine), or the group is left out."""
     truncated: Truncated = "wrong"
-    """What rollouts that ended at a limit are: wrong, their outcome is 0 (paper); leave_out, no part of their group;
+    """Rollouts that ended at a limit are: wrong, their outcome is 0 (paper); leave_out, no part of their group;
     keep_reward, not right, but rewarded as if they had ended by themselves."""
     mastered_after: int = Field(default=0, ge=0)
     """A problem leaves the pool when all rollouts of its group were right so many times in a row; 0: none leaves."""
@@ -186,7 +186,7 @@ class LossPart(ConfigPart):
 
     @field_serializer("aggregation", "clip_high", "clip_low", when_used="json")
     def _as_taken(self, value: Any, info: FieldSerializationInfo) -> Any:
-        """What is printed and saved is what is taken; a configuration that others are merged with keeps its None."""
+        """Serialise the value in use; a configuration that others are merged with keeps its None."""
         return self.own(info.field_name or "") if value is None else value
 
     def taken(self, key: str) -> Any:
@@ -195,7 +195,7 @@ class LossPart(ConfigPart):
         return self.own(key) if given is None else given
 
     def own(self, key: str) -> Any:
-        """What the objective has for a key that was not given; None for one that no objective has."""
+        """The objective's own value of a key that was not given (None: no objective has one)."""
         return getattr(OWN[self.objective], key, None)
 
 

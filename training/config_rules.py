@@ -20,7 +20,7 @@ QUOTA_KEYS = ("min_positives", "min_negatives")
 
 
 def ratio_moves(loss: LossPart, optim: OptimPart, *, on_record: bool) -> bool:
-    """Whether the probability ratio of a token may be another than 1."""
+    """True if the probability ratio of a token may be another than 1."""
     return optim.epochs * optim.mini_batches > 1 or loss.old_logprobs == "engine" or on_record
 
 

@@ -27,7 +27,7 @@ _NOT_FINITE = ("not_a_number", "not nan", "not inf", "not -inf")
 
 
 def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
-    """How many rollouts of a step came to nothing, by what caused it, and `errors`, the most frequent ones in words."""
+    """Numbers of rollouts of a step that failed, by cause, and `errors`, the most frequent ones in words."""
     faults = [(each, fault_of(each)) for each in rollouts]
     reasons = Counter(fault[0] for _, fault in faults if fault is not None)
     unscored = [each for each, fault in faults if fault is not None and fault[0] is DropReason.NOT_SCORED]
@@ -57,7 +57,7 @@ def _reward_fault(trajectory: Trajectory) -> RewardFault | None:
 
 
 def _is_too_long(trajectory: Trajectory) -> bool:
-    """Whether the policy was never asked, since not even the first prompt has room."""
+    """True if the policy was never asked, since not even the first prompt has room."""
     return trajectory.status is RunStatus.TRUNCATED and trajectory.error is not None and not trajectory.own_calls
 
 
@@ -100,7 +100,7 @@ def _number(value: object) -> float:
 
 
 def nothing_got_through(totals: Totals) -> bool:
-    """Whether every rollout failed by its graph, its reward, or what the policy wrote: no step after can be better."""
+    """True if every rollout failed by its graph, its reward, or what the policy wrote: no step after can be better."""
     failed = sum(totals.of(f"rollout/{name}") for name in ("raised", "not_scored", "failed_by_policy"))
     return 0 < totals.rollouts <= failed
 
@@ -127,7 +127,7 @@ def _mostly(name: str) -> Callable[[Totals], bool]:
 
 
 def _lost_by(name: str) -> Callable[[Totals], bool]:
-    """Whether most is lost, or groups are too small, and that by this more than by anything else."""
+    """True if most is lost, or groups are too small, and that by this more than by anything else."""
 
     def holds(totals: Totals) -> bool:
         lost = {each: totals.of(f"rollout/{each}") for each in _LOSSES}

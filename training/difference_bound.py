@@ -1,4 +1,4 @@
-"""How far an engine's log-probs may be from the trainer's before a step's rollouts are another policy's.
+"""Bound on the difference of engine and trainer log-probs beyond which a step's rollouts are another policy's.
 
 Engine and trainer are assumed to be one policy; `engine_difference`, the mean absolute difference of their log-probs of
 the trained tokens, is what is seen of that. The bounds stand well above what right engines differ by, and below what

@@ -54,7 +54,7 @@ def fault_of(trajectory: Trajectory) -> Why | None:
 
 
 def failed_by_policy(trajectory: Trajectory) -> bool:
-    """Whether the graph, or the chat template, could not go on from what the policy wrote."""
+    """True if the graph, or the chat template, could not go on from what the policy wrote."""
     return trajectory.status is RunStatus.FAILED and trajectory.stop_reason is StopReason.UNUSABLE_ANSWER
 
 
@@ -71,7 +71,7 @@ def lost_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
 
 
 def needs_second_attempt(trajectory: Trajectory) -> bool:
-    """Whether the rollout is to be run once more: graph, verifier or a tool call failed, by no doing of the policy.
+    """True if the rollout is to be run once more: graph, verifier or a tool call failed, by no doing of the policy.
 
     Whether a graph that raised was failed by a machine or by its own code cannot be told from its error.
     """

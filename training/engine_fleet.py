@@ -116,7 +116,7 @@ class EngineFleet:
         self._router.rollout_ended(thread, counted=counted)
 
     def formats(self) -> set[tuple[str, str]]:
-        """What the servers that were proved compute in: dtype, and how they round weights beyond it."""
+        """Number formats of the servers that were proved: dtype and quantisation."""
         return set(self._formats)
 
     def metrics(self) -> Mapping[str, float]:
@@ -297,7 +297,7 @@ class EngineFleet:
                 self._fail(error)
 
     def _seen(self, server: FleetServer, *, digest: bool = False) -> None:
-        """Whether a server is what was proved, and says something of what it is at; it is lost, or the run ends."""
+        """True if a server is what was proved, and says something of what it is at; it is lost, or the run ends."""
         try:
             found = self._watches[server.name].look(digest=digest)
         except OtherWeightsError as error:

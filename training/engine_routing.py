@@ -139,7 +139,7 @@ class EngineRouter:
         self._send()
 
     def heard(self, name: str, tokens: Mapping[str, int]) -> None:
-        """What an engine says of its requests: by their names, how many tokens each has now, its prompt's among them.
+        """Take an engine's report: by request name the number of tokens so far, those of the prompt included.
 
         Nothing follows from it at once: the scheduler decides by it when something ends or comes.
         """
@@ -155,7 +155,7 @@ class EngineRouter:
                     self._grow(asked.rollout.name, found)
 
     def silent(self, name: str, seconds: float) -> bool:
-        """Whether nothing was heard for so long of a request that the engine has, neither tokens nor an answer."""
+        """True if nothing was heard for so long of a request that the engine has, neither tokens nor an answer."""
         until = self._clock() - seconds
         with self._lock:
             member = self._members.get(name)

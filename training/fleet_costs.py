@@ -1,4 +1,4 @@
-"""What iterations of a fleet's servers cost: measured once of each kind, where the scheduling policy asks."""
+"""Iteration costs of a fleet's servers: measured once for each kind, if the scheduling policy asks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FleetCosts:
         self._known: dict[object, IterationCosts] = {}
 
     def of(self, server: FleetServer) -> IterationCosts | None:
-        """What was measured of its kind, if anything was."""
+        """Costs measured for its kind (None: not measured)."""
         return self._known.get(server.kind)
 
     def unmeasured(self, servers: Iterable[FleetServer]) -> list[FleetServer]:

@@ -30,7 +30,7 @@ _SAMPLE = Sampling(temperature=1.0, max_tokens=48, seed=1)
 _ONE_TOKEN = Sampling(temperature=1.0, max_tokens=1, seed=1)
 _SAMPLE_SECONDS = 120.0
 _COUNT_SECONDS = 2.0
-"""That a server's counters may lag behind its answers."""
+"""Seconds by which a server's counters may lag behind its answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class FleetOptions:
     tolerance: float | None = None
     """How far log-probs may differ after a publish; None: by dtype."""
     unproved: bool = False
-    """Whether weights that cannot be looked at are taken on trust."""
+    """True if weights that cannot be looked at are taken on trust."""
     base: Path | None = None
     """Folder of the weights that an adapter stands on."""
     abort: bool = False
@@ -68,16 +68,16 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a server has shown of the weights that it was given."""
+    """Evidence that a server has given of its weights."""
 
     compared: Compared
     """Its tensors, held to the trainer's."""
     sample: Completion | None
     """Taken as any rollout is, after `head`; None where nobody asked for one."""
     kept_cache: bool
-    """Whether it had the former weights' keys and values still."""
+    """True if it had the former weights' keys and values still."""
     watched: Watched
-    """What it was after all that."""
+    """State of the server after that."""
 
 
 class FleetServer:
@@ -95,16 +95,16 @@ class FleetServer:
         self.took: int | None = None
         """Version of the weights that it was given; None since it was last away."""
         self.proved: Watched | None = None
-        """What it was when it was last proved; None since it was given weights, or was away."""
+        """State at its last proof (None: it was given weights since, or was away)."""
         self._options, self._number = options, number
         self._given = "" if number < options.count else options.servers[number - options.count]
         self._process: VllmProcess | None = None
         self._weights: WeightsClient | None = None
         self._adapter = ""
         self._base_compared = False
-        """Whether what adapters stand on was looked at; the digest says if that changes."""
+        """True if what adapters stand on was looked at; the digest says if that changes."""
         self._counts = True
-        """Whether it counts what it looks for in its cache."""
+        """True if it counts what it looks for in its cache."""
         self._unanswered = self._starts = 0
 
     @property
@@ -200,7 +200,7 @@ class FleetServer:
         return Shown(compared, sample, kept, self.watch(digest=True))
 
     def watch(self, *, digest: bool) -> Watched:
-        """What it is now; with `digest`, all of its weights are read."""
+        """State now; with `digest`, all of its weights are read."""
         return self._here()[1].watch(digest=digest)
 
     def salt(self, salt: str) -> None:
@@ -262,7 +262,7 @@ class FleetServer:
             raise ServerSilentError(said, "See its log; `hrm-agent resume` continues a run that stopped.") from error
 
     def _found_since(self, before: tuple[float, float]) -> bool:
-        """Whether its cache had anything of what it was asked for since; its counters come a little later."""
+        """True if its cache had anything of what it was asked for since; its counters come a little later."""
         _, weights = self._here()
         until = time.monotonic() + _COUNT_SECONDS
         while (now := weights.cache_hits() or before)[0] <= before[0] and time.monotonic() < until:

@@ -24,7 +24,7 @@ __all__ = ["FleetWatch"]
 _LEAST_SECONDS = 10.0
 """Between one digest of all weights and the next."""
 _SHARE = 0.01
-"""Of a server's time that digests may take."""
+"""Share of a server's time that digests may take."""
 
 
 class FleetWatch:

@@ -151,7 +151,7 @@ class TooLarge(Exception):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is data without code of its own, and small with all that is in it."""
+    """True if a value is data without code of its own, and small with all that is in it."""
     waiting, left = [value], _MOST_ITEMS
     while waiting:
         each = waiting.pop()

@@ -100,7 +100,7 @@ class Learner:
         return dict(engine.metrics()) if self._on_servers and engine is not None else {}
 
     def formats(self) -> dict[str, float]:
-        """What trainer and engine compute in, and by how much log-probs may differ for that."""
+        """Number formats of trainer and engine, and the difference of log-probs that they allow."""
         own = parse_model(self.name).options.load or ""
         found = {(self._config.optim.dtype, own)}
         if self._on_servers:

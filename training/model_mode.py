@@ -73,7 +73,7 @@ def _computed_again(checkpoint: Callable[..., Tensor], call: Any, *given: Any) -
 
 
 def _outside_of_training(call: Any, *given: Any) -> Any:
-    """What a layer gives, without dropout of its own; `call` is a `partial` of its `__call__`."""
+    """Output of a layer without dropout of its own; `call` is a `partial` of its `__call__`."""
     layer = call.func.__self__
     layer.training = False
     try:

@@ -1,4 +1,4 @@
-"""Whether a call showed something that was not known before it: what came out is compared with what went in.
+"""Novelty of a call's output: it is compared with all that was known before the call.
 
 Words and numbers count as known where they stand in this or an earlier snippet of the session, are made of such
 without working anything out (`hrm_agent.training.retracing`), or were shown before.
@@ -47,7 +47,7 @@ class Known:
                 self._tokens |= _tokens(str(value.known)) | _tokens(repr(value.known))
 
     def has_plain_news(self, code: str, output: str) -> bool:
-        """Whether `code` is arithmetic and `output` a number that is new beyond doubt; both are known from now on.
+        """True if `code` is arithmetic and `output` a number that is new beyond doubt; both are known from now on.
 
         Where it is not so, nothing is said: most calls need not be retraced.
         """
@@ -67,7 +67,7 @@ class Known:
         return True
 
     def has_news(self, output: str, retraced: Retraced | None) -> bool:
-        """Whether `output`, of the code that was read last, shows anything; it is known from now on."""
+        """True if `output`, of the code that was read last, shows anything; it is known from now on."""
         output = _ADDRESS.sub("", output).strip()
         tokens = _tokens(output)
         news = output not in self._outputs and self._is_news(
@@ -78,7 +78,7 @@ class Known:
         return news
 
     def _is_spelt(self, token: str) -> bool:
-        """Whether it is a word of the letters that stand in texts of the code, however they were put together."""
+        """True if it is a word of the letters that stand in texts of the code, however they were put together."""
         return not token[0].isdigit() and token[0] != "." and (len(token) == 1 or self._letters.issuperset(token))
 
     def _is_news(self, output: str, tokens: frozenset[str], shown: Iterable[Value], retraced: Retraced | None) -> bool:
@@ -101,7 +101,7 @@ class Known:
 
 
 def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
-    """Whether the record says something else than what was retraced: it is the record that is believed."""
+    """True if the record says something else than what was retraced: it is the record that is believed."""
     if not values or not tokens or not all(value.is_known and is_plain(value.known) for value in values):
         return False
     shown = [_tokens(str(value.known)) | _tokens(repr(value.known)) for value in values]

@@ -17,14 +17,14 @@ Aggregation = Literal["token", "sequence", "constant"]
 
 
 class ObjectiveDefaults(NamedTuple):
-    """What an objective has of its own."""
+    """Defaults of one objective."""
 
     clip_low: float | None
     """The probability ratio is clipped below 1 - this; None: it has no lower bound."""
     clip_high: float
     """The probability ratio is clipped above 1 + this."""
     aggregation: Aggregation
-    """What the mean is over."""
+    """Unit of the mean."""
 
 
 OWN: dict[ObjectiveName, ObjectiveDefaults] = {

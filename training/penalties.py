@@ -161,7 +161,7 @@ def penalty_format(
 
 
 class _Session:
-    """What is known of a session from its calls so far."""
+    """Facts of a session from its calls so far."""
 
     def __init__(self, problem: str) -> None:
         self.values = SessionValues(problem)
@@ -185,7 +185,7 @@ class _Looked:
         self.form = _form(call, code, self.facts, self.session, failed=self.failed)
         self.output = _output(call)
         self.news: bool | None = None
-        """Whether it showed something that was not known before; None: the record does not say."""
+        """True if it showed something that was not known before; None: the record does not say."""
         self.sets: frozenset[str] = frozenset()
         """Variables that it set to something else, or changed."""
         if code is not None and self.facts is not None and self.facts.form:
@@ -209,7 +209,7 @@ class _Looked:
 
 
 def _effective(went_well: Sequence[_Looked]) -> list[_Looked]:
-    """Those that showed something new, or left a variable that a later one of them takes."""
+    """Calls that showed something new, or left a variable that a later one of them takes."""
     first: dict[str, _Looked] = {}
     for looked in went_well:
         first.setdefault(looked.form, looked)
@@ -272,7 +272,7 @@ def _form(call: ToolCall, code: str | None, facts: CodeFacts | None, session: st
 
 
 def _output(call: ToolCall) -> str | None:
-    """What the model was shown of the code, empty if nothing; None where the record does not say.
+    """The code's output as the model was shown it, empty if none (None: not on record).
 
     Of the text that it read, notes on the session are left out.
     """

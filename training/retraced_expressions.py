@@ -50,7 +50,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
 
 
 class Expressions(Objects):
-    """What an expression is worth, in the scopes of the moment."""
+    """Value of an expression in the present scopes."""
 
     def value(self, node: ast.expr) -> Value:
         self.tick()

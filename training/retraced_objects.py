@@ -49,11 +49,11 @@ class Objects:
         """Kind of the conditions under which what is looked at is reached."""
 
     def value(self, node: ast.expr) -> Value:
-        """What an expression is worth."""
+        """Value of an expression."""
         raise NotImplementedError
 
     def enter(self, function: Function, local: dict[str, Value]) -> Value:
-        """What the body of a function returns."""
+        """Value that the body of a function returns."""
         raise NotImplementedError
 
     def tick(self) -> None:
@@ -174,7 +174,7 @@ class Objects:
             return Value(GIVEN)
 
     def _reads(self, function: Any, values: Sequence[Value]) -> bool:
-        """Whether something is found out about words or lists that stand in the problem."""
+        """True if something is found out about words or lists that stand in the problem."""
         if not self.problem or function in REWRITES:
             return False
         own = getattr(function, "__self__", None)

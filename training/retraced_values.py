@@ -30,11 +30,11 @@ GIVEN, CALCULATED, READ, LONG = range(4)
 UNKNOWN: Any = object()
 """In place of what a value is, where that is not known."""
 FAILS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-"""What the functions that are called raise."""
+"""Errors of the functions that are called."""
 
 
 class Value:
-    """What is known of an object of the session. Names of one object share it, so that a change is seen by all."""
+    """Knowledge of one object of the session. All names of the object share it, so that each sees a change."""
 
     __slots__ = ("kind", "known")
 
@@ -48,7 +48,7 @@ class Value:
 
     @property
     def is_noise(self) -> bool:
-        """Whether it says nothing of a problem, whatever it is: of the machine, or a function, class or module."""
+        """True if it says nothing of a problem, whatever it is: of the machine, or a function, class or module."""
         known = self.known
         return (known is UNKNOWN and self.kind == GIVEN) or isinstance(known, (Function, Module)) or callable(known)
 
@@ -87,7 +87,7 @@ def highest(*values: Value) -> int:
 
 
 def parts(value: Value, count: int) -> list[Value]:
-    """What `count` targets of one assignment are given."""
+    """Values that `count` targets of one assignment are given."""
     if isinstance(value.known, (list, str, tuple)) and len(cast("Any", value.known)) == count:
         return [Value(value.kind, each) for each in cast("list[Any]", value.known)]
     return [Value(value.kind) for _ in range(count)]
@@ -121,5 +121,5 @@ def same_value(op: ast.operator, left: Value, right: Value) -> Value | None:
 
 
 def is_step(op: ast.operator, left: Value, right: Value) -> bool:
-    """Whether it counts on or back by one."""
+    """True if it counts on or back by one."""
     return isinstance(op, (ast.Add, ast.Sub)) and (_is(right, 1) or (_is(left, 1) and isinstance(op, ast.Add)))

@@ -1,4 +1,4 @@
-"""What a session's snippets show is retraced, by an interpreter that works nothing out.
+"""Retraces the output of a session's snippets, by an interpreter that works nothing out.
 
 A policy can pad a rollout with calls that show what it wrote itself. How they are written has no end (`print('ok')`,
 `if True: print('ok')`, a variable of an earlier call, `chr(111) + chr(107)`, a function that returns it), so each
@@ -47,7 +47,7 @@ class _Leave(Exception):
 
 
 class Retraced:
-    """What one snippet may have shown, and what it left as it was."""
+    """Result of retracing one snippet: what it may have shown, and what it left unchanged."""
 
     __slots__ = ("certain", "given", "kept", "long", "shown")
 
@@ -56,13 +56,13 @@ class Retraced:
     ) -> None:
         self.shown = shown
         self.given = given
-        """What stands in code that could not be followed."""
+        """Value of code that could not be followed."""
         self.certain = certain
-        """Whether no branch had to be guessed."""
+        """True if no branch had to be guessed."""
         self.kept = kept
         """Names that it set to what they were already."""
         self.long = long
-        """Whether it took many steps."""
+        """True if it took many steps."""
 
 
 class SessionValues(Expressions):

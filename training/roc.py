@@ -88,7 +88,7 @@ class RocOptions:
     penalties: Literal["whole", "by_role"] = "whole"
     """Over all calls and turns (the paper), or the means over roles (`hrm_agent.training.role_penalties`)."""
     truncated: Truncated = "wrong"
-    """What becomes of rollouts that ended at a limit."""
+    """Treatment of rollouts that ended at a limit."""
 
     def __post_init__(self) -> None:
         if self.eps <= 0 or self.min_negatives < 0 or self.min_positives < 0:
@@ -177,7 +177,7 @@ def outcome_of(trajectory: Trajectory) -> float:
 
 
 def reward_of(trajectory: Trajectory, truncated: Truncated = "wrong") -> float:
-    """What the trainer maximises: a rubric's weighted sum, else the outcome. `truncated`: as the run's key.
+    """Reward that the trainer maximises: a rubric's weighted sum, else the outcome. `truncated`: as the run's key.
 
     0 where the graph could not go on from what the policy wrote; in its group it may be less (`select`).
     """

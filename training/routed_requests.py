@@ -1,4 +1,4 @@
-"""What a router knows of its engines, their rollouts, and the requests on their way."""
+"""State of a router: its engines, their rollouts, and the requests on their way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_SILENCES = 3
 
 
 class RoutedEngine(Protocol):
-    """What answers requests behind a router."""
+    """An engine behind a router."""
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
         """As `hrm_agent.models.Engine`. Fails with `ServerGoneError` where another engine may answer it."""
@@ -31,17 +31,17 @@ class RoutedRequest:
     future: Future[Completion]
     rollout: RoutedRollout
     attempt: int = 0
-    """How often it was sent: what an earlier attempt says is not heard any more."""
+    """Number of times it was sent: answers to earlier attempts are ignored."""
     inner: Future[Completion] | None = None
     """The engine's own future, while it is there."""
     name: str = ""
-    """Of this attempt, for its engine."""
+    """Name of this attempt, for its engine."""
     tokens: int = 0
     """Prompt and sampled ones, as last heard of."""
     heard_at: float = 0.0
-    """When it was sent, or had got further."""
+    """Time at which it was sent or last made progress, on the monotonic clock."""
     silences: int = 0
-    """How often its engine was left because nothing was heard of it."""
+    """Number of engines that were left because nothing was heard of the request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,17 +50,17 @@ class RoutedRollout:
 
     name: str
     once: bool
-    """Of one request, asked by nobody's rollout: over when it is answered."""
+    """True for a single request outside of any rollout: over when it is answered."""
     asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
     """Requests without an answer: several where a graph asks in parallel."""
     waiting: list[RoutedRequest] = field(default_factory=list[RoutedRequest])
-    """Those of them that are with no engine."""
+    """Requests that no engine has."""
     member: Member | None = None
-    """Where it is placed."""
+    """Engine on which it is placed."""
     in_turn: bool = True
     """As the scheduler knows it: a turn of it is under way, or waits for room."""
     prompt_tokens: int = 0
-    """Of its first request."""
+    """Tokens of its first request's prompt."""
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from hrm_agent.trajectory import DropReason, RunStatus, Scoring, Trajectory
 __all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
 
 REWARD_FAULT = "the rubric failed: "
-"""What the error of a rollout without a reward begins with."""
+"""Prefix of the error of a rollout without a reward."""
 Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
 """Rollouts with their attempts -> the same, with the rewards of the last attempts."""
 

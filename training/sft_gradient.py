@@ -65,7 +65,7 @@ def gradient_of_batch(accelerator: Accelerator, model: Any, batch: Sequence[Exam
 
 
 _Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
-"""Of one micro-batch: the summed cross entropy of the trained tokens, and how many of them are the most probable."""
+"""Summed cross entropy of a micro-batch over its trained tokens, and the number of them that are most probable."""
 
 
 def _padded_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:

@@ -165,7 +165,7 @@ def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:
 
 
 def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> Row:
-    """How many rollouts were run again, failed or lost, and how many groups were left out for which reason."""
+    """Numbers of rollouts that were run again, failed or lost, and of groups left out, by reason."""
     by_id = {overlay.trajectory_id: overlay for overlay in overlays}
     last = [by_id[attempts[-1].id] for attempts in rollouts]
     groups = _rejected(last)

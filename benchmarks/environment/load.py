@@ -246,7 +246,7 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
 
 
 def _compared(tally: Tally) -> list[Row]:
-    """How long the calls of the others took."""
+    """Durations of the others' calls, in seconds."""
     ordered = {phase: sorted(seconds) for phase, seconds in tally.seconds.items()}
     rows = [
         {"phase": phase, "calls": len(seconds), "p50 ms": at(seconds, 0.5) * 1e3, "p99 ms": at(seconds, 0.99) * 1e3}

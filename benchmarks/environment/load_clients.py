@@ -84,7 +84,7 @@ class Client:
         self._url, self._number, self._attacks, self._tally = url, number, attacks, tally
         self._attacker = attacker
         self.share = 0.0
-        """Of its calls that are attacks."""
+        """Share of its calls that are attacks."""
         self._made = 0
         self._chance = random.Random(SEED * 1000 + number)
         self._environment: Environment

@@ -22,7 +22,7 @@ from hrm_agent.answers.final_answer import own_text
 __all__ = ["MAX_CHARACTERS", "code_in"]
 
 MAX_CHARACTERS = 2**20
-"""Of a text's end; what stands before is not read. The sandbox takes no longer program."""
+"""Length of the text's end that is read. The sandbox takes no longer program."""
 MAX_WORD = 100
 """Characters behind a fence in which the name of a language is looked for."""
 MAX_DOUBTED = 8
@@ -65,7 +65,7 @@ def code_in(text: str) -> str | None:
 
 
 def _last_whole(blocks: list[_Block]) -> str | None:
-    """Of those that are closed the last one, if none is whole."""
+    """The last whole block; the last closed one if none is whole."""
     closed = [block for block in blocks if block.closed]
     if len(blocks) == len(closed) == 1:
         return closed[0].code
@@ -101,7 +101,7 @@ def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> Iter
 
 
 def _is_whole(code: str) -> bool:
-    """Whether no bracket, string or statement is left open.
+    """True if no bracket, string or statement is left open.
 
     Neither a parser nor `tokenize` is asked: one may not come back from a hostile text, the other takes the square of
     its length.

@@ -37,7 +37,7 @@ class GenerationRequest:
     thread: str = ""
     """The rollout that asks, by its LangGraph thread: its turns are best answered where the ones before were."""
     name: str = ""
-    """What an engine of another process is to call the request, so that it can say how far it is."""
+    """Name of the request in an engine of another process, by which it reports progress."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ async def _astream_with_parsed(chunks: AsyncIterator[Any], form: Any) -> AsyncIt
 
 
 def _last_chunks(whole: Any, form: Any) -> Iterator[Any]:
-    """What a stream ends with where it has an object to give."""
+    """Last chunk of a stream that has an object to give."""
     if whole is not None and (found := _with_parsed(whole, form)) is not whole:
         yield AIMessageChunk(content="", id=whole.id, additional_kwargs={"parsed": found.additional_kwargs["parsed"]})
 

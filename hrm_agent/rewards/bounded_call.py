@@ -31,9 +31,9 @@ from hrm_agent.frozen_heap import begin_program
 __all__ = ["MAX_CPU_SECONDS", "CallRaisedError", "ExceededError", "bounded_call"]
 
 MAX_CPU_SECONDS = 2.0
-"""Of one call; right answers take some tenths."""
+"""CPU seconds of one call; right answers take some tenths."""
 MAX_WALL_SECONDS = 60
-"""Of one call, which has had less CPU time until then."""
+"""Wall-clock seconds of one call, which has had less CPU time until then."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 _LENGTH = struct.Struct("<Q")
 
@@ -47,7 +47,7 @@ class CallRaisedError(Exception):
 
 
 def bounded_call(function: str, *arguments: Any, imports: Sequence[str] = ()) -> Any:
-    """What `function`, as `module:name`, returns, which has to be JSON. `imports`: modules that it needs, if installed.
+    """Call `function`, as `module:name`; its result has to be JSON. `imports`: modules that it needs, if installed.
 
     Raises `ExceededError`, `CallRaisedError`, and RuntimeError where the process was lost twice.
     """

@@ -33,7 +33,7 @@ MAX_EXPRESSION_CHARACTERS = 512
 LEAST_SET_CHARACTERS, SET_FACTOR = 4096, 16
 """A set that is written in more, and in more than so many times those of the reference, is another one."""
 BOUNDED_SECONDS = 600.0
-"""Of a reward whose single calls are bounded, since they wait for each other."""
+"""Seconds of a reward whose single calls are bounded, since they wait for each other."""
 
 
 def answer_is(

@@ -1,4 +1,4 @@
-"""Whether what a call returned, as the sandbox tells it, is what a test wants.
+"""Comparison of what a call returned, as the sandbox reports it, with the value that a test expects.
 
 What is told is a claim of the code under test in the form of `hrm_agent.rewards.inside.calls.data`; it may be any JSON.
 So it is only ever read along the value that is wanted, and whatever is odd about it makes it another value.
@@ -53,7 +53,7 @@ def _same(shown: Any, wanted: Any) -> bool:
 
 
 def _tagged(shown: Any, tag: str) -> list[Any] | None:
-    """What follows `tag`; None if it does not stand first."""
+    """The items after `tag` (None: it is not the first item)."""
     if isinstance(shown, list) and shown and shown[0] == tag:
         return cast("list[Any]", shown)[1:]
     return None

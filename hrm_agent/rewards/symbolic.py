@@ -1,4 +1,4 @@
-"""When two expressions are equal by math-verify. Imported only where that may take its time: see `bounded_call`."""
+"""Equality of two expressions by math-verify. Imported only in a bounded process: see `bounded_call`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["is_equal"]
 
 
 def is_equal(answer: str, reference: str) -> bool:
-    """Whether math-verify finds them equal; it takes as long as it takes."""
+    """True if math-verify finds them equal; it takes as long as it takes."""
     gold, given = (parse(f"${text.strip().strip('$')}$", parsing_timeout=None) for text in (reference, answer))  # pyright: ignore[reportArgumentType]
     return bool(verify(gold, given, timeout_seconds=None))
 

@@ -30,7 +30,7 @@ __all__ = ["MAX_PROGRAM_BYTES", "MAX_TEST_BYTES", "CodeTest", "TestedProgram"]
 MAX_PROGRAM_BYTES = 2**18
 """A longer program is wrong. With a test it has to fit into what one call of the environment takes."""
 MAX_TEST_BYTES = 5 * 2**17
-"""Of what a test hands to a program, as it is sent."""
+"""Bytes of a test's input to a program, as sent."""
 PACKED_CHARACTERS = 2**16
 """A longer input is sent compressed."""
 LEAST_OUTPUT_BYTES = 2**14
@@ -50,11 +50,11 @@ class CodeTest:
     call: str = ""
     """An expression; empty: the program reads `stdin`."""
     equals: Any = None
-    """What the call returns."""
+    """Value that the call has to return."""
     stdin: str = ""
-    """What the program is fed."""
+    """Standard input of the program."""
     stdout: str = ""
-    """What it prints."""
+    """Output that it has to print."""
 
     @property
     def handed(self) -> str:

@@ -265,7 +265,7 @@ class EpisodeRunner:
             return run_failed(error), error
 
     def _has_answered(self, episode: Episode) -> bool:
-        """Whether the policy has written something in this run."""
+        """True if the policy has written something in this run."""
         record = self.store.journal.trajectory(episode.trajectory_id)
         return any(call.model == record.policy or not record.policy for call in record.own_calls)
 

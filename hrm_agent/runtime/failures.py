@@ -59,7 +59,7 @@ def _is_of_a_machine(error: BaseException) -> bool:
 
 
 def is_repeated(first: TurnEnd, second: TurnEnd) -> bool:
-    """Whether a step that was taken twice raised an error of one type at one place. Its words may hold an address."""
+    """True if a step that was taken twice raised an error of one type at one place. Its words may hold an address."""
 
     def kind(end: TurnEnd) -> tuple[str, str | None]:
         return (end.error or "").partition(":")[0], end.error_at

@@ -258,9 +258,9 @@ class TurnEnd(Record):
     stop_reason: StopReason | None = None
     """Why the turn ended; None while it is under way."""
     error: str | None = None
-    """What failed, for a turn that `failed`, or how its prompt was too long; else None."""
+    """Error of a turn that `failed`, or by how much its prompt was too long (None: neither)."""
     error_at: str | None = None
-    """Where the error was raised, as `file.py:LINE in function`; None without one, and in older records."""
+    """Place of the error, as `file.py:LINE in function` (None: no error, or an older record)."""
     answer: str | None = None
     """Text of the turn's final message; None without one."""
 
@@ -306,9 +306,9 @@ class Trajectory(Record):
     stop_reason: StopReason | None = None
     """Why the run ended; None while it is under way."""
     error: str | None = None
-    """What failed, for `failed` runs; for one that the context window ended, how its prompt was too long."""
+    """Error of a `failed` run; for one that the context window ended, by how much its prompt was too long."""
     error_at: str | None = None
-    """Where the error was raised, as `file.py:LINE in function`; None without one, and in older records."""
+    """Place of the error, as `file.py:LINE in function` (None: no error, or an older record)."""
     answer: str | None = None
     """Text of the final message; None without one."""
     rewards: dict[str, float] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Whether the kernel has killed processes for want of memory, by its own count, which is of the whole machine.
+"""The kernel's count of processes that it killed for want of memory, on the whole machine.
 
 A process that was killed does not say by whom: SIGKILL may be its own, or that of another process of its call.
 """

@@ -176,7 +176,7 @@ def _exit_code(reply: Reply) -> int:
 
 
 def _status(reply: Reply, *, started: bool, full: bool) -> ToolStatus | None:
-    """What the slot has seen of the end; None where it is to be made out of the exit status."""
+    """The end as the slot has seen it (None: the exit status decides)."""
     if reply.ended == Ended.GONE:
         return ToolStatus.ERROR
     if reply.ended in (Ended.KILLED, Ended.NOT_STARTED) or not started:

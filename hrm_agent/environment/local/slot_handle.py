@@ -154,7 +154,7 @@ class SlotPool:
         self.silent_deaths += 1
 
     def is_given_up(self) -> bool:
-        """Whether no zygote is to be started for now; it may have been the machine, so that is tried again."""
+        """True if no zygote is to be started for now; it may have been the machine, so that is tried again."""
         return self.silent_deaths >= MAX_SILENT_DEATHS and time.monotonic() - self.last_death < GIVEN_UP_SECONDS
 
     def take(self) -> SlotHandle | None:

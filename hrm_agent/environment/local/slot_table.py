@@ -30,7 +30,7 @@ SURPLUS_SECONDS, QUIET_SECONDS = 1.0, 0.05
 
 
 class SlotTable:
-    """Of one environment."""
+    """The slots of one environment."""
 
     def __init__(self, slots: int, packages: Sequence[str], poll: select.epoll, spare_seconds: float | None) -> None:
         """`poll` watches the slots. `spare_seconds`: how long idle slots above `slots` are kept; None: the default."""
@@ -45,7 +45,7 @@ class SlotTable:
         self.sessions: dict[int, SlotHandle] = {}
         """By the number of the session."""
         self.numbers = count(1)
-        """Of requests."""
+        """Numbers for requests."""
         self._slot_numbers = count(secrets.randbelow(SLOT_NUMBERS))
         """From anywhere, since of a slot's number its user is made, where the host is root: what the kernel counts for
         a user is not to be shared with the slots of another environment."""

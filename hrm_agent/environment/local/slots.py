@@ -191,7 +191,7 @@ class LocalWorkers:
         self._notify_finished()
 
     def _give_up(self, descriptor: int) -> None:
-        """What was heard on it could not be dealt with: replace what is at its other end."""
+        """Replace the slot or zygote at the other end, whose message could not be handled."""
         if descriptor == self._wake.descriptor:
             return
         with self._lock:

@@ -122,7 +122,7 @@ def wait_until(line: socket.socket, ready: int, seconds: float | None = None) ->
 
 
 def is_hung_up(line: socket.socket) -> bool:
-    """Whether nobody is at the other end any more."""
+    """True if nobody is at the other end any more."""
     poll = select.poll()
     poll.register(line, 0)
     return bool(poll.poll(0))

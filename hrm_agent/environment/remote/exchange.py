@@ -45,10 +45,10 @@ Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 class _Held:
     work: Work
     room: int
-    """That its answer may take."""
+    """Bytes that its answer may take."""
     characters: int = 0
     timer: asyncio.TimerHandle | None = None
-    """Of its deadline."""
+    """Seconds of its deadline."""
 
 
 class Exchange:

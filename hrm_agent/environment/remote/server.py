@@ -76,7 +76,7 @@ _AT_ONCE = 64
 _HEALTH_SECONDS = 3.0
 """Within which each loop that serves all calls has to answer."""
 _HEALTH_KEPT_SECONDS = 1.0
-"""How long an answer to /health counts, however many ask."""
+"""Seconds for which one look answers all who ask /health."""
 
 
 class Service:

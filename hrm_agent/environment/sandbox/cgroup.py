@@ -30,7 +30,7 @@ from .memory import Tree, figure
 __all__ = ["NO_GROUP", "CallTree", "SlotGroup", "claim", "delegated", "discard", "enter", "figure", "leave"]
 
 NO_GROUP = (-1, -1, -1, -1, 0, b"")
-"""What the compiled body is told where calls have no cgroup."""
+"""Argument of the compiled body if calls have no cgroup."""
 CONTROLLERS = ("memory", "pids")
 _PREFIX, _HOST = "hrm-", "host"
 _FIRST_OWN = 16
@@ -205,7 +205,7 @@ class SlotGroup:
 
     @property
     def given(self) -> tuple[int, int, int, int, int]:
-        """What the compiled body is told of it, see `_serve.c`."""
+        """Argument of the compiled body, see `_serve.c`."""
         return self.folder, self.cpu, self.peak, self.events, self.limit
 
     def begin(self, memory_bytes: int) -> None:
@@ -225,7 +225,7 @@ class SlotGroup:
         return figure(os.pread(self.peak, 32, 0)) if self.peak >= 0 else self.held()
 
     def ran_out(self) -> bool:
-        """Whether the kernel has killed in it for want of memory. A slot's last call, since it is then replaced."""
+        """True if the kernel has killed in it for want of memory. A slot's last call, since it is then replaced."""
         return figure(os.pread(self.events, 4096, 0), b"oom_kill ") > 0
 
     def seconds(self) -> float:

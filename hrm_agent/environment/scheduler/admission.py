@@ -90,7 +90,7 @@ def _faulty_history(submission: Submission, bounds: Bounds) -> Iterator[str]:
 
 
 def _shown(number: float) -> str:
-    """Of thousands of digits some; to write them all is refused by Python itself."""
+    """The first digits of a number that has thousands: Python itself refuses to write them all."""
     return str(number) if isinstance(number, float) or abs(number) < _HUGE else "a number of more than 18 digits"
 
 

@@ -76,7 +76,7 @@ class Dispatch:
 
     @contextmanager
     def _surprises(self, call: ScheduledCall) -> Generator[None]:
-        """What is raised inside is the outcome of `call`, and keeps no slot from the others."""
+        """Turn what is raised inside into the outcome of `call`, so that no slot is kept from the others."""
         try:
             yield
         except Exception as error:

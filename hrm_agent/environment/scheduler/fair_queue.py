@@ -28,7 +28,7 @@ class Waiting(Protocol):
     """What stands in a queue."""
 
     submission: Submission
-    """What is to be run: says its client, run and priority."""
+    """An item of the queue, with its client, run and priority."""
     sequence: int
     """Order of arrival; no two are equal."""
 
@@ -122,7 +122,7 @@ class FairQueue(Generic[_T]):
         self._order: dict[str, list[int]] = {}
         """Client -> priorities that have calls waiting, negated: the highest first."""
         self._clients = _ByShare()
-        """Those that have calls waiting."""
+        """Clients that have calls waiting."""
         self._client_shares: dict[str, int] = {}
         self._run_shares: dict[tuple[str, str], int] = {}
         """Slots held; of those who hold some."""

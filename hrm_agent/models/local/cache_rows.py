@@ -54,7 +54,7 @@ class StepInput:
         self.adapters_T = adapters_T
         """Number of the adapter that each token goes through."""
         self.long_T = long_T
-        """Whether each token's text is beyond the length at which the model takes other rotary factors."""
+        """Mask of the tokens whose text is beyond the length at which the model takes other rotary factors."""
 
 
 class Rows:

@@ -45,7 +45,7 @@ class LongRope:
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """Of a model, within what wraps it; None for one whose factors are the same for all texts."""
+        """The rotary embedding of a model, within its wrappers (None: its factors are the same for all texts)."""
         switches = {int(each["original_max_position_embeddings"]) for each in _tables(model, _LONGROPE)}
         if not switches:
             return None
@@ -106,7 +106,7 @@ class LongRope:
 
 
 def depends_on_length(model: nn.Module) -> bool:
-    """Whether the factors of a model are not the same for texts of all lengths."""
+    """True if the factors of a model are not the same for texts of all lengths."""
     return bool(_tables(model, _LONGROPE) or _tables(model, _DYNAMIC))
 
 

@@ -69,7 +69,7 @@ class VllmAddress:
 
     @property
     def bounded(self) -> bool:
-        """Whether its string says how long an answer may take."""
+        """True if its string says how long an answer may take."""
         return "timeout" in dict(parse_qsl(self.name.partition("?")[2]))
 
     @property

@@ -52,31 +52,31 @@ class ServerFacts:
     block_tokens: int = 16
     """Tokens of a block of its cache."""
     quantization: str = ""
-    """How it rounds its weights beyond their dtype, if it does."""
+    """Quantisation of its weights beyond their dtype; empty without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How a server's weights are to those that it was given."""
+    """Comparison of a server's weights with those that it was given."""
 
     differing: tuple[str, ...]
     """Tensors that it does not compute with."""
     unknown: tuple[str, ...]
-    """Those that could not be looked at, some with a reason."""
+    """Names of tensors that could not be compared, some with a reason."""
     digest: str
-    """Of all that its workers compute with, as `Watched` has it."""
+    """Digest of all weights that its workers compute with, as in `Watched`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a server is at one moment."""
+    """State of a server at one moment."""
 
     identity: tuple[tuple[str, ...], ...]
-    """Of each worker: its process, the version that it took last, and how often it has taken any."""
+    """For each worker its process, the version that it took last, and the number of times it took any."""
     digest: str
-    """Of all that its workers compute with; empty where it was not asked for."""
+    """Digest of all weights that its workers compute with; empty if it was not asked for."""
     tokens: Mapping[str, int] | None
-    """Of each request under way, prompt and sampled, by the name that it was given; None where it does not say."""
+    """Tokens of each request under way, prompt and sampled, by its name (None: the server does not report them)."""
 
 
 class WeightsClient:
@@ -167,7 +167,7 @@ class WeightsClient:
             )
 
     def compared(self, source: str) -> Compared:
-        """What each worker has, held to its share of `source`: as of `take`, or the folder of an adapter."""
+        """Compare what each worker has with its share of `source`: as for `take`, or the folder of an adapter."""
         found = self._rpc("hrm_differing_weights", source)
         sides = [tuple(sorted({str(name) for entry in found for name in entry.get(key, ())})) for key in _SIDES]
         return Compared(sides[0], sides[1], _digest(found))
@@ -253,7 +253,7 @@ class WeightsClient:
 
 
 def _digest(answers: Sequence[Mapping[str, Any]]) -> str:
-    """That of all workers, in the order of their digests; empty where none has said one."""
+    """Digest of all workers, sorted; empty if none reported one."""
     return " ".join(sorted(str(each["digest"]) for each in answers if each.get("digest")))
 
 

@@ -54,7 +54,7 @@ _THE_SERVERS = ("model", "models", "wiki", "user_agent", "cache", "index", "tool
 """Options of a graph that a client may not set: they reach files, addresses, keys and code of the server, or say what
 counts towards a limit on cost."""
 _LIMIT, _COST = "max_", "max_cost"
-"""How the names of options begin that limit a run; and the one of which there is no limit unless somebody gives it."""
+"""Prefix of the options that limit a run, and the one option without a default limit."""
 DEFAULT_LIMITS = {"max_turns": 100, "max_rounds": 100, "max_calls": 1000, "max_tool_calls": 1000, "max_seconds": 3600}
 OTHER_LIMIT = 1_000_000
 """The most that a client may ask for where the server gave no limit; `OTHER_LIMIT` of limits that are not named."""

@@ -39,7 +39,7 @@ _LAYERWISE = ("initialize_layerwise_reload", "_layerwise_process", "_copy_and_re
 
 @dataclass(slots=True)
 class HeldWeights:
-    """What was found of the tensors of a model."""
+    """Result of comparing a model's tensors."""
 
     differing: list[str] = field(default_factory=list[str])
     """Names of those that are others than the trainer's."""
@@ -56,7 +56,7 @@ class HeldWeights:
 
 
 _REGISTERED = ("_parameters", "_buffers")
-"""Where a module has its tensors; what adds and removes them there is read past here, since all has to be put back."""
+"""Attributes in which a module has its tensors. Hooks on adding and removing are bypassed: all is put back."""
 
 
 class _Kept:

@@ -33,7 +33,7 @@ __all__ = ["WeightsFromTrainer"]
 _SHOWN = 50
 """Names of tensors in one answer."""
 _BOOT = secrets.token_hex(8)
-"""Of this process: one that was started again has another."""
+"""Random id of this process: one that was started again has another."""
 
 
 class WeightsFromTrainer:
