@@ -28,8 +28,11 @@ class RoutedRequest:
     """A request and its answer to come."""
 
     request: GenerationRequest
+    """As it was asked."""
     future: Future[Completion]
+    """The caller's."""
     rollout: RoutedRollout
+    """The one that asks."""
     attempt: int = 0
     """Number of times it was sent: answers to earlier attempts are ignored."""
     inner: Future[Completion] | None = None
@@ -49,6 +52,7 @@ class RoutedRollout:
     """A rollout, from its first request to its end."""
 
     name: str
+    """Its thread, or a name of its own."""
     once: bool
     """True for a single request outside of any rollout: over when it is answered."""
     asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
@@ -68,7 +72,9 @@ class Member:
     """An engine behind the router."""
 
     name: str
+    """Unique among those that are there."""
     engine: RoutedEngine
+    """What it is asked through."""
     asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
     """With the engine."""
     held: list[RoutedRequest] | None = None
