@@ -6,11 +6,9 @@ the cache behind the longest prefix that is there already (`hrm_agent.models.loc
 
 * a conversation that comes back with a tool's result goes on where it was, and only the new tokens are fed;
 * of the samples of one prompt the first is fed and the others copy its prefix;
-* no run waits for another: rows begin and end at any step, prompts are fed in the same pass in which others are
-  sampled.
+* no run waits for another: rows begin and end at any step, and a pass feeds prompts and samples at once.
 
-An answer is a function of (weights, prompt, seed). Other requests beside it change the shapes of matrix products and
-thereby the last bits of the logits, never the noise.
+An answer is a function of (weights, prompt, seed). Requests beside it change the last bits of its logits, not its noise.
 
 Weights: the engine shares them with the model that it is given. A trainer changes that model in place while no
 request is under way and then calls `publish`, or hands a state dict to `publish`, which waits until no request is.
@@ -75,7 +73,6 @@ class TransformersEngine:
         kv_bytes: int = _KV_BYTES,
     ) -> None:
         """`max_slots` conversations at once, of at most `max_length` tokens, in at most `kv_bytes` of cache.
-
         `threads` are those of torch in the loop; None leaves them as they are.
         """
         self.name = name
@@ -189,15 +186,13 @@ class TransformersEngine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         while self._has_work():
-            with self._guard:
-                try:
-                    self._turn()
-                except BaseException as error:  # whatever it is, callers must not be left waiting
-                    self._fail_all(error)
-                    self._start_afresh()
-                    self._guard.caught(error)
-        with self._guard:
-            self._fail_all(self._closed())
+            try:
+                self._turn()
+            except BaseException as error:  # whatever it is, callers must not be left waiting
+                self._guard.call(self._fail_all, error)
+                self._guard.call(self._start_afresh)
+                self._guard.caught(error)
+        self._guard.call(self._fail_all, self._closed())
 
     def _has_work(self) -> bool:
         """Sleep until there is something to do; False when the engine closes."""
