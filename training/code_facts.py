@@ -1,11 +1,10 @@
 """What a snippet of Python is but for its wording, and which variables it takes and leaves. It is compiled, never run.
 
 `form` is equal for two snippets that differ in comments, whitespace, parentheses, annotations, docstrings, `pass`,
-constants standing alone, `x = x`, and in the names of variables, functions and classes that they define themselves: it
-is taken from the bytecode, in which all these are gone or numbered. What a snippet takes from its session, attributes
-and keywords keep their names.
+constants standing alone, `x = x`, and names of variables, functions and classes that they define themselves: it is made
+of the bytecode, in which these are gone or numbered. Names of the session, of attributes and keywords stay.
 
-The text comes from a model: it may be of any size and depth. What is too long, or nested too deep, has no facts.
+The text comes from a model, of any size and depth: what is too long, or nested too deep, has no facts.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from typing import Any, cast
 __all__ = ["MAX_CHARACTERS", "CodeFacts", "code_facts"]
 
 MAX_CHARACTERS = 8 * 1024
-"""Longer snippets are not read. Ordinary ones take some milliseconds, the worst of this length less than a second.
-
-That holds because what the compiler does not do in linear time is taken out of them, or refused.
-"""
+"""Longer snippets are not read. Ordinary ones take milliseconds, the worst less than a second: what the compiler does
+not do in linear time is taken out of them, or refused."""
 _MAX_SCOPES = 20
 """Functions, classes and comprehensions within each other: a variable of the outermost passes through each of them."""
 _MAX_PATTERNS = 200
@@ -61,8 +58,7 @@ _ITEM_STORES = {
 }
 _STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_NAME"]}
 _OF_VARIABLES = {dis.opmap[f"{what}_{where}"] for what in ("DELETE", "LOAD", "STORE") for where in ("GLOBAL", "NAME")}
-_SHIFTS = {dis.opmap["LOAD_GLOBAL"]: 1}
-"""Bits below the index of a name in an argument."""
+_SHIFTS = {dis.opmap["LOAD_GLOBAL"]: 1}  # bits below the index of a name in an argument
 if sys.version_info >= (3, 12):
     _SHIFTS |= {dis.opmap["LOAD_ATTR"]: 1, dis.opmap["LOAD_SUPER_ATTR"]: 2}
 _ORDERED_BY_NAME = {dis.opmap[name] for name in ("COPY_FREE_VARS", "LOAD_CLOSURE", "MAKE_CELL") if name in dis.opmap}

@@ -48,7 +48,6 @@ def _without_password(url: str) -> str:
 
 StoreUrl = Annotated[str, AfterValidator(_without_password)]
 Truncated = Literal["wrong", "leave_out", "keep_reward"]
-"""Treatment of rollouts that ended at a limit (`SelectPart.truncated`)."""
 
 
 class RolloutPart(ConfigPart):

@@ -8,7 +8,7 @@ the cache behind the longest prefix that is there already (`hrm_agent.models.loc
 * of the samples of one prompt the first is fed and the others copy its prefix;
 * no run waits for another: rows begin and end at any step, and a pass feeds prompts and samples at once.
 
-An answer is a function of (weights, prompt, seed). Requests beside it change the last bits of its logits, not its noise.
+An answer is a function of (weights, prompt, seed). Others beside it change the last bits of its logits, not its noise.
 
 Weights: the engine shares them with the model that it is given. A trainer changes that model in place while no
 request is under way and then calls `publish`, or hands a state dict to `publish`, which waits until no request is.
