@@ -37,7 +37,7 @@ def surprises() -> dict[str, int]:
 
 
 class LoopGuard:
-    """Of one loop, entered once a turn. A task's cancellation passes, and what interrupts the main thread."""
+    """Guard of one loop, entered once a turn. A task's cancellation passes, and what interrupts the main thread."""
 
     def __init__(self, name: str, wake: Callable[[], object] = lambda: None, *, rests: bool = True) -> None:
         """`wake`: ends the loop's sleep, so that it begins a turn. `rests`: sleep after a turn that raised, longer
