@@ -45,7 +45,7 @@ class Calls:
             self._idle.set()
 
     async def outcome(self, client: Client, submission: Submission) -> ExecutionResult:
-        """Result of a call, held back while its client has too many open. Raises HrmError if the environment cannot."""
+        """Run a call, held back while its client has too many open. Raises HrmError where the environment cannot."""
         self.opened()
         began, seconds = time.monotonic(), submission.deadline_seconds
         bounded = seconds is not None and seconds >= 0  # else the environment refuses it

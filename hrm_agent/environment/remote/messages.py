@@ -54,7 +54,7 @@ PROTOCOL = 2
 """Raised with every change that an older client or server would misread."""
 
 MAX_CALLS = 10_000
-"""Most calls of one batch or message of a stream, and most earlier cells of one session."""
+"""Bound of one batch or message of a stream, and of the earlier cells of one session."""
 _AT_ONCE = 128
 """Calls that are read before others have their turn."""
 _HUGE = 2**60

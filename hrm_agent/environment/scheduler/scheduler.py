@@ -106,7 +106,7 @@ class Scheduler:
         return self._guard.change(self._render)
 
     def not_responding(self, seconds: float) -> str:
-        """Names of the loops that have not answered within `seconds`; empty if each has. Blocks until then."""
+        """Name the part that serves all calls and has not answered within `seconds`; empty if each has. Blocks."""
         if not self._guard.responds(seconds):
             return f"the queue's lock could not be had within {seconds:g} s"
         if not self._deadlines.responds(seconds):
