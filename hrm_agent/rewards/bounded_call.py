@@ -26,8 +26,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import IO, Any, NoReturn
 
-from hrm_agent.frozen_heap import begin_program
-
 __all__ = ["MAX_CPU_SECONDS", "CallRaisedError", "ExceededError", "bounded_call"]
 
 MAX_CPU_SECONDS = 2.0
@@ -188,7 +186,6 @@ def _call(function: str, arguments: bytes, writing: int) -> NoReturn:
 if __name__ == "__main__":
     if os.fork():
         os._exit(0)
-    begin_program()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with os.fdopen(os.dup(1), "wb") as own:
