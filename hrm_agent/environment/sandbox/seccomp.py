@@ -68,7 +68,8 @@ bind listen accept accept4 connect getsockname getpeername shutdown sendto recvf
 # giving up more
 landlock_create_ruleset landlock_restrict_self
 """
-"""Whatever their arguments are. capset: a child gives up what it has; arch_prctl: sets registers of its own. No rules
+"""Whatever their arguments are. capset: a child gives up what it has; arch_prctl: sets registers of its own. No
+sysinfo: how much memory is free, and how many processes there are, carries what one call tells another. No rules
 for Landlock: tens of thousands of them fit into each descriptor, and are memory that no limit counts."""
 _PRETENDED = "sync syncfs fsync fdatasync sync_file_range mlock mlock2 munlock munlockall fadvise64"
 """Done, as far as a snippet sees: it has no disk, and would make the host write to its own, or read from it again."""
@@ -77,9 +78,8 @@ chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimen
 """
 """Allowed in namespaces; else pretended, since nothing keeps them from the host's files that the user owns. Nor can the
 slot open a folder then that was closed: none is made so."""
-_UNKNOWN = "clone3 sysinfo"
-"""clone3: its flags lie in memory, where no filter sees them; the C library falls back to `clone`. sysinfo: how much
-memory is free, and how many processes there are, would carry what one call wants to tell another."""
+_UNKNOWN = "clone3"
+"""Its flags lie in memory, where no filter sees them; the C library falls back to `clone`."""
 _SPAWNING = "clone3 seccomp"
 """Allowed to a slot that clones into a cgroup, which takes clone3; its child gives up both, by a filter of its own."""
 _LOOKED_AT = """

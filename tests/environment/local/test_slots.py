@@ -21,7 +21,7 @@ from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import is_running
 from tests.support.environment.contract import LONG, gauge
-from tests.support.environment.killing import SLOT, at_depth
+from tests.support.environment.killing import at_depth
 
 pytestmark = pytest.mark.whole
 
@@ -38,6 +38,11 @@ async def environment() -> AsyncIterator[LocalEnvironment]:
 async def is_well(environment: LocalEnvironment) -> bool:
     result = await environment.execute("6 * 7", limits=LONG)
     return (result.status, result.value) == (OK, "42") and await environment.check_health(60) == ""
+
+
+def slots_of(environment: LocalEnvironment) -> set[int]:
+    """Process ids of its bare ones: two steps below the process that its fork server was started as."""
+    return set(at_depth(2, environment.pid))
 
 
 def failing(error: BaseException, *, once: bool = True, then: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,20 +139,21 @@ async def test_health_is_the_threads_own_word(environment: LocalEnvironment, mon
 
 async def test_the_death_of_one_slot_costs_the_others_nothing(environment: LocalEnvironment) -> None:
     await environment.warm_up()
-    before = set(at_depth(SLOT))
+    before = slots_of(environment)
     victim = min(before)
     os.kill(victim, signal.SIGKILL)
     block_until(lambda: not is_running(victim))
     while await gauge(environment, "slot_deaths") < 1:
         assert await is_well(environment)
-    assert before - {victim} <= set(at_depth(SLOT))
+    assert before - {victim} <= slots_of(environment)
 
 
 async def test_slots_of_two_environments_are_different_users(environment: LocalEnvironment) -> None:
     other = LocalEnvironment(slots=2)
     for each in (environment, other):
         await each.warm_up()
-    users = [int(Path(f"/proc/{pid}").stat().st_uid) for pid in at_depth(SLOT)]
+    pids = [pid for each in (environment, other) for pid in slots_of(each)]
+    users = [Path(f"/proc/{pid}").stat().st_uid for pid in pids]
     await other.close()
     ordinary = os.getuid() != 0  # then there is one user for all
     assert set(users) == {os.getuid()} if ordinary else len(set(users)) == len(users) >= 4
@@ -168,18 +174,19 @@ os.kill(-1, 9)
 """
 
 
-def cpu_of_slots() -> float:
+def cpu_of_slots(environment: LocalEnvironment) -> float:
     """CPU seconds of the slots themselves, without their children's."""
-    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in at_depth(SLOT)]
+    stats = [Path(f"/proc/{pid}/stat").read_text() for pid in slots_of(environment)]
+    fields = [stat.rpartition(")")[2].split() for stat in stats]
     return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
 
 async def test_a_call_pays_for_being_looked_at() -> None:
     environment = LocalEnvironment(slots=1)
     assert await is_well(environment)
-    before = cpu_of_slots()
+    before = cpu_of_slots(environment)
     result = await environment.execute(MANY_MAPS, limits=LONG)
-    spent = cpu_of_slots() - before
+    spent = cpu_of_slots(environment) - before
     await environment.close()
     assert result.status is OK
     assert spent > 0.05
