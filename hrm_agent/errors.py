@@ -23,8 +23,12 @@ no exception anywhere: it is data, typed by `hrm_agent.trajectory.ToolStatus` an
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import PurePath
 
 __all__ = [
     "ConfigError",
@@ -44,7 +48,12 @@ __all__ = [
     "TemplateRefusalError",
     "UnstorableError",
     "nearest",
+    "place_of",
 ]
+
+_OWN = f"{os.sep}hrm_agent{os.sep}"
+_GRAPHS = f"{_OWN}graphs{os.sep}"
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 class HrmError(Exception):
@@ -133,3 +142,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`"Did you mean 'x'?"` for the known name closest to `name`, else an empty string."""
     match = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"Did you mean {match[0]!r}?" if match else ""
+
+
+def place_of(error: BaseException) -> str | None:
+    """`file.py:LINE in function`: the innermost line outside of what is installed, else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_library(frame.filename)]
+    for frame in reversed(own or frames):
+        return f"{PurePath(frame.filename).name}:{frame.lineno} in {frame.name}"
+    return None
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith(("<frozen", *_INSTALLED)) or (_OWN in filename and _GRAPHS not in filename)

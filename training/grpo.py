@@ -44,7 +44,7 @@ from hrm_agent.training.evaluation.evaluate import group_metrics
 from hrm_agent.training.follower import follow, led
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.learner import Learner
-from hrm_agent.training.metrics import METRICS_FILE, Phases, Row, read_metrics
+from hrm_agent.training.metrics import Phases, Row
 from hrm_agent.training.mini_batches import split_kept
 from hrm_agent.training.parallel import Ranks, several_ranks
 from hrm_agent.training.rank_rollouts import opened_ranks
@@ -148,7 +148,7 @@ async def _train(
             await run.apart(keeper.keep, row, source.progress)
             if on_step is not None:
                 on_step(row)
-            refuse_hopeless(read_metrics(folder / METRICS_FILE), folder)
+            refuse_hopeless(row, folder)
         return keeper.end()
 
 

@@ -19,7 +19,7 @@ from hrm_agent.training.batch import NoGradient, no_gradient
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.diagnosis import GROUPS_FAILED, diagnosis, failure_counts, nothing_got_through, totals_of
 from hrm_agent.training.eligibility import Why, fault_of
-from hrm_agent.training.metrics import NOT_FINITE, Row
+from hrm_agent.training.metrics import METRICS_FILE, NOT_FINITE, Row, read_metrics
 from hrm_agent.training.optimizer_step import ALL_STALE, NOTHING_TO_TRAIN
 from hrm_agent.training.roc import RocOptions, select
 from hrm_agent.training.rollout import Attempts
@@ -256,9 +256,11 @@ def when_learning_stopped(rows: Sequence[Row]) -> str | None:
     )
 
 
-def refuse_hopeless(rows: Sequence[Row], folder: Path) -> None:
+def refuse_hopeless(row: Row, folder: Path) -> None:
     """Raise `RunError` where no rollout of a run has got through yet: each further step would come to the same."""
-    totals = totals_of(rows)
+    if not nothing_got_through(totals_of([row])):
+        return
+    totals = totals_of(read_metrics(folder / METRICS_FILE))
     if nothing_got_through(totals):
         raise RunError(
             f"No rollout of {totals.steps} step{'s' * (totals.steps != 1)} got through. {diagnosis(totals)}",

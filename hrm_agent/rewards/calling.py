@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from hrm_agent.async_bridge import ReusedThreads
-from hrm_agent.error_place import place_of
-from hrm_agent.errors import HrmError
-from hrm_agent.rewards.rollout import Rollout, arguments_of, as_score
+from hrm_agent.errors import HrmError, place_of
+from hrm_agent.rewards.rollout import Rollout, arguments_of, as_score, storable
 from hrm_agent.rewards.rubric import Reward, Rubric
 from hrm_agent.trajectory import JudgeCall, RewardFault, RewardScore
-from hrm_agent.unicode import without_surrogates
 
 __all__ = ["JudgeError", "fault_score", "group_scores", "rollout_score"]
 
@@ -37,7 +35,7 @@ class JudgeError(Exception):
 
 def fault_score(reward: Reward, fault: RewardFault, reason: str, seconds: float = 0.0) -> RewardScore:
     """The score of a function that gave no value."""
-    said = without_surrogates(reason[:MAX_REASON_CHARACTERS])
+    said = storable(reason[:MAX_REASON_CHARACTERS])
     return RewardScore(name=reward.name, weight=reward.weight, fault=fault, reason=said, seconds=seconds)
 
 

@@ -11,9 +11,13 @@ from typing import Any
 from hrm_agent.errors import ConfigError
 from hrm_agent.rewards.rubric import GROUP, STATE, Reward, Rubric, Scored
 from hrm_agent.trajectory import RewardFault, RewardScore, RunStatus, Scoring, Trajectory
-from hrm_agent.unicode import without_surrogates
 
-__all__ = ["Rollout", "arguments_of", "as_score", "scoring_of"]
+__all__ = ["Rollout", "arguments_of", "as_score", "scoring_of", "storable"]
+
+
+def storable(text: str) -> str:
+    """`text` with a question mark for each half of a character, which JSON can spell and no record can hold."""
+    return text.encode(errors="replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ def as_score(reward: Reward, given: Any, *, decides: bool, seconds: float = 0.0)
     Raises `ConfigError` for a value that is no number: that is a mistake in the function, whatever it was given.
     """
     scored = given if isinstance(given, Scored) else Scored(given)
-    fault, reason, value = None, without_surrogates(scored.reason), scored.value
+    fault, reason, value = None, storable(scored.reason), scored.value
     if value is not None and not hasattr(value, "__float__"):
         shown = repr(value)[:80]
         raise ConfigError(

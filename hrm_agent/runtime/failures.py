@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hrm_agent.error_place import place_of
-from hrm_agent.errors import HrmError, TemplateRefusalError, UnstorableError
+from hrm_agent.errors import HrmError, TemplateRefusalError, UnstorableError, place_of
 from hrm_agent.trajectory import RunStatus, StopReason, TurnEnd
 from hrm_agent.unicode import without_surrogates
 
