@@ -23,6 +23,8 @@ _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
 _ARITHMETIC = re.compile(r"(?:print\(|round\(|[\d.+\-*/%()\s,])+")
 _OPERATION = re.compile(r"[\d.)]\s*[*/+\-%]")
 _NEUTRAL = re.compile(r"(?<![\d.])[01](?![\d.])")
+_TYPES = ("array", "dtype", "float32", "float64", "int32", "int64")
+"""Words that say how a number is kept."""
 _SMALL = 1000
 """Numbers below it may come out of a long calculation and stand in its code by chance."""
 
@@ -31,7 +33,7 @@ class Known:
     """The words and numbers of a session, call by call."""
 
     def __init__(self) -> None:
-        self._tokens: set[str] = {"0", "1"}
+        self._tokens = {"0", "1", *_TYPES}
         self._outputs: set[str] = set()
         self._codes: list[str] = []
         self._letters: set[str] = set()
