@@ -65,7 +65,7 @@ class Totals(NamedTuple):
     """The counts of some steps together."""
 
     steps: int
-    """How many."""
+    """Number of rollouts."""
     counts: Mapping[str, float]
     """By the names of the metrics; shares of rollouts as counts of them."""
     errors: str

@@ -74,7 +74,7 @@ class Member:
     name: str
     """Unique among those that are there."""
     engine: RoutedEngine
-    """What it is asked through."""
+    """Engine that requests are sent to."""
     asked: set[RoutedRequest] = field(default_factory=set[RoutedRequest])
     """With the engine."""
     held: list[RoutedRequest] | None = None
