@@ -112,17 +112,11 @@ _ADVICES = (0, 1, 2, 3, 4, 8, 10, 11, 15, 16, 17, 18, 19, 22, 23)
 _IDLE_ADVICES = (14, 20, 21)
 """HUGEPAGE: what a pipe holds of a huge page it holds as a whole; numpy asks for them, and does not mind. COLD and
 PAGEOUT: what is dropped of a file that others read, they see missing."""
-_SOL_SOCKET, _BUFFER_SIZES = 1, (7, 8, 32, 33)
-"""SNDBUF, RCVBUF and these by force."""
-_SOCKET_OPTIONS = {
-    _SOL_SOCKET: (2, 6, 9, 10, 13, 15, 16, 18, 20, 21, 29, 66, 67),
-    6: (1, 2, 3, 4, 5, 6, 8, 9, 12, 18),
-    0: (1, 2, 33, 34),
-    41: (16, 18, 19, 26),
-}
-"""Level -> what may be set. REUSEADDR, BROADCAST, KEEPALIVE, OOBINLINE, LINGER, REUSEPORT, PASSCRED, RCVLOWAT,
-time-outs, TIMESTAMP; the timings of TCP; TOS, TTL, MULTICAST_TTL, MULTICAST_LOOP; their like of IPv6, V6ONLY. No
-programs, groups, congestion controls or pinned pages: what the kernel keeps for them counts for nobody."""
+_SOL_SOCKET, _BUFFER_SIZES, _SOCKET_PROGRAMS = 1, (7, 8), (26, 27)
+"""SNDBUF, RCVBUF; ATTACH_FILTER, DETACH_FILTER."""
+_SOCKET_OPTIONS = {_SOL_SOCKET: 30, 6: 9}
+"""Level -> the first number that may not be set, of sockets and of TCP. No programs, groups, congestion controls or
+pinned pages: what the kernel keeps for them counts for nobody."""
 _COOKIES = (57, 71)
 """COOKIE and NETNS_COOKIE: of one count for all sockets of the machine."""
 _SIGCHLD = 17
@@ -354,12 +348,13 @@ def _look_at_sockets(program: Program, *, isolated: bool) -> None:
     for level in _SOCKET_OPTIONS:
         program.add(IF_EQUAL, level, yes=f"options of {level}")
     program.give("refuse")
-    for level, options in _SOCKET_OPTIONS.items():
+    for level, end in _SOCKET_OPTIONS.items():
         program.mark(f"options of {level}")
         program.add(LOAD, ARGUMENT[2])
         if level == _SOL_SOCKET:
             program.one_of(_BUFFER_SIZES, yes="done", no="")
-        program.one_of(options, yes="allow", no="refuse")
+            program.one_of(_SOCKET_PROGRAMS, yes="refuse", no="")
+        program.add(IF_AT_LEAST, end, yes="refuse", no="allow")
     program.mark("getsockopt")
     program.add(LOAD, ARGUMENT[2])
     program.one_of(_COOKIES, yes="refuse", no="allow")
