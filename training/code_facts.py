@@ -50,7 +50,6 @@ _LITERALS = (
 )
 _BLOCKS = {"body", "finalbody", "orelse"}
 _ANNOTATIONS = {"annotation", "returns"}
-_CHANGED = _BLOCKS | _ANNOTATIONS
 _CACHE = dis.opmap["CACHE"]
 _LOAD_CONST, _LOAD_GLOBAL, _LOAD_NAME = (dis.opmap[name] for name in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME"))
 _ITEM_STORES = {
@@ -130,10 +129,12 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
     while nodes:  # as ast.walk, in a third of the time
         node, depth = nodes.pop()
         values: dict[str, Any] = node.__dict__
-        if not _CHANGED.isdisjoint(values):
-            _simplify(values, empty=[] if node is tree else [_on_one_line(ast.Pass())])
+        for name in values.keys() & _BLOCKS:
+            if values[name] and isinstance(values[name], list):
+                values[name] = _doing(values[name]) or ([_on_one_line(ast.Pass())] if node is not tree else [])
         if "lineno" in values:
             _on_one_line(node)
+        values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
         if isinstance(node, ast.BinOp):
             _keep_factors(node)
         depth += isinstance(node, _SCOPES)
@@ -146,14 +147,6 @@ def _plain(tree: ast.Module) -> list[ast.stmt]:
             elif isinstance(value, list):
                 nodes += [(each, depth) for each in cast("list[object]", value) if isinstance(each, ast.AST)]
     return tree.body
-
-
-def _simplify(values: dict[str, Any], empty: list[ast.stmt]) -> None:
-    """The fields of a node; `empty` is what a block without a statement becomes."""
-    for name in values.keys() & _BLOCKS:
-        if values[name] and isinstance(values[name], list):
-            values[name] = _doing(values[name]) or empty
-    values.update(dict.fromkeys(values.keys() & _ANNOTATIONS))
 
 
 def _doing(block: list[ast.stmt]) -> list[ast.stmt]:
