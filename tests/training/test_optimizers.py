@@ -11,7 +11,7 @@ from hrm_agent.training.schedule import trapezoid
 from hrm_agent.training.sft import train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 
-SHORT = SftConfig(steps=8, batch_size=4, learning_rate=3e-3, warmup_steps=2)
+SHORT = SftConfig(steps=8, batch_size=4, learning_rate=3e-3, warmup_steps=2, cooldown=0.5)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (4, 24), (24, 4)])

@@ -18,7 +18,7 @@ from hrm_agent.training.small_policy.architecture import new_model
 
 pytestmark = pytest.mark.whole
 
-SHORT = SftConfig(steps=8, batch_size=16, learning_rate=3e-3, warmup_steps=2)
+SHORT = SftConfig(steps=8, batch_size=16, learning_rate=3e-3, warmup_steps=2, cooldown=0.5)
 
 
 def weights(model):
