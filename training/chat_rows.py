@@ -94,12 +94,13 @@ def chat_of(row: Any) -> tuple[list[Fields], list[Fields]]:
     if not isinstance(row, dict):
         raise TypeError("a row has to be an object")
     fields = _given(cast("Fields", row))
-    named = [key for key in ("messages", "conversations", "conversation") if key in fields]
+    columns = ("messages", "conversations", "conversation")
+    named = [key for key in columns if key in fields] or [key for key in columns if key in row]
     if len(named) != 1:
         raise ValueError(
             f"it has {' and '.join(named) or 'no messages'}, and the columns {', '.join(fields) or 'none'}"
         )
-    listed = _objects(fields[named[0]], named[0])
+    listed = _objects(fields.get(named[0]), named[0])
     calls = _Calls()
     messages: list[Fields] = []
     results: list[tuple[Fields, Fields]] = []
