@@ -1,14 +1,16 @@
 """The program that a model's answer gives, out of fences as models write them.
 
 It is the last block of Python. A block is Python's by the first word behind its fence, in any case: `python`,
-`python3`, `py`, `{.python}`; where no block has such a word, blocks without a word are taken. Fences are those of
-CommonMark (three or more backticks or tildes, closed by a line of at least as many), in a list or a quote as well, at
-any indentation, and directly behind `<answer>`. Not taken are transcripts (`>>> f(2)`), and blocks that end within a
-bracket or a string while an earlier one is whole. A last block without an end is taken if it is whole. A text without
-any fence is the program itself.
+`python3`, `py`, `{.python}`; where no block has such a word, blocks without a word (or with `code`) are taken. Fences
+are those of CommonMark (three or more backticks or tildes, closed by a line of at least as many), in a list or a quote
+as well, at any indentation, directly behind `<answer>`, and with a word of Python behind other text. A closing fence
+stands at most three columns deeper than the opening one. Backticks outside of strings end a block as well, since they
+are no Python; a fence within a docstring ends none. Not taken are transcripts (`>>> f(2)`); and blocks that end within
+a bracket or a string, or that do nothing (a constant, a name, a comment), while an earlier one is whole. A last block
+without an end is taken if it is whole. A text without any fence outside of its strings is the program itself.
 
-One pass over the end of the text, and one over each block that is in doubt: the text comes from a model, and may be of
-any size.
+One pass over the end of the text, one over its blocks, and few over blocks that end within a string: the text comes
+from a model, and may be of any size.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from hrm_agent.answers.final_answer import own_text
 
@@ -25,17 +28,19 @@ MAX_CHARACTERS = 2**20
 """Length of the text's end that is read. The sandbox takes no longer program."""
 MAX_WORD = 100
 """Characters behind a fence in which the name of a language is looked for."""
-MAX_DOUBTED = 8
-"""Blocks from the end that are looked at so."""
+MAX_LOOKS = 8
+"""Looks for a later end of a block that ends within a string."""
+MAX_DEEPER = 3
+"""Columns by which a closing fence may stand deeper than its opening one, as in CommonMark."""
 
 _FENCE = re.compile(
-    r"^(?P<before>[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]+)*(?:<answer>[ \t]*)?)"
+    r"^(?:(?P<before>[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]+)*(?:<answer>[ \t]*)?)|[^\n`]*+(?<!\w)(?=`))"
     r"(?P<fence>`{3,}+(?=[^`\n]*$)|~{3,}+)(?P<info>[^\n]*)$",
     re.MULTILINE,
 )
 _CLOSES = re.compile(r"\s*(?:</answer>\s*)?\Z")
 _PYTHON = re.compile(r"[{.\s]*(?:(?:python|py|pypy|ipython)[\d.]*(?![-+#\w])|[\w./-]+\.py(?!\w))", re.IGNORECASE)
-_MARK = re.compile(r"""#[^\n]*|\'\'\'|\"\"\"|['"()\[\]{}]""")
+_MARK = re.compile(r"""#[^\n]*|\'\'\'|\"\"\"|['"()\[\]{}]|`{3,}""")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _STRING_ENDS = {
     "'": re.compile(r"(?:[^\\\n']|\\.)*+'", re.DOTALL),
@@ -43,7 +48,21 @@ _STRING_ENDS = {
     "'''": re.compile(r"(?:[^\\']|\\.|'(?!''))*+'''", re.DOTALL),
     '"""': re.compile(r'(?:[^\\"]|\\.|"(?!""))*+"""', re.DOTALL),
 }
+_ACTS = re.compile(r"[\w\])]\(|=|^[ \t]*(?:import|from|class)[ \t]", re.MULTILINE)
 _QUOTED = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """Code up to backticks that are no Python."""
+
+    end: int
+    """Index of these backticks, or the code's length."""
+    whole: bool
+    """No bracket, string or statement is left open."""
+    in_string: bool
+    acts: bool
+    """It holds more than constants, names and comments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,70 +71,125 @@ class _Block:
     named: bool
     """A word says that it is Python."""
     closed: bool
+    scan: _Scan
 
 
 def code_in(text: str) -> str | None:
     """The program in the model's own words; None if there is none."""
     visible = own_text(text[-MAX_CHARACTERS:])
-    if "```" not in visible and "~~~" not in visible:
+    if ("```" not in visible and "~~~" not in visible) or _is_program(visible):
         return visible.strip() or None
     blocks = [block for block in _blocks(visible) if block.code.strip() and not block.code.lstrip().startswith(">>>")]
-    named = [block for block in blocks if block.named]
-    return _last_whole(named or blocks)
+    return _best([block for block in blocks if block.named] or blocks)
 
 
-def _last_whole(blocks: list[_Block]) -> str | None:
-    """The last whole block; the last closed one if none is whole."""
+def _is_program(text: str) -> bool:
+    """True if all its fences stand within strings."""
+    scan = _scan(text, "```")
+    return scan.whole and scan.acts and scan.end == len(text) and "~~~" not in text
+
+
+def _best(blocks: list[_Block]) -> str | None:
+    """The last whole block that does something, else the last whole one, else the last closed one."""
+    whole = [block for block in blocks if block.scan.whole]
+    acting = [block for block in whole if block.scan.acts]
     closed = [block for block in blocks if block.closed]
-    if len(blocks) == len(closed) == 1:
-        return closed[0].code
-    for block in blocks[: -MAX_DOUBTED - 1 : -1]:
-        if _is_whole(block.code):
-            return block.code
-    return closed[-1].code if closed else None
+    return next((found[-1].code for found in (acting, whole, closed) if found), None)
 
 
 def _blocks(text: str) -> Iterator[_Block]:
     """All blocks that are Python's or have no word."""
-    opening: re.Match[str] | None = None
-    for mark in _FENCE.finditer(text):
-        if opening is None:
-            opening = mark
-        elif mark["fence"].startswith(opening["fence"]) and _CLOSES.match(mark["info"]):
-            yield from _block(text, opening, mark.start(), closed=True)
-            opening = None
-    if opening is not None:
-        yield from _block(text, opening, len(text), closed=False)
+    position, looks = 0, MAX_LOOKS
+    while (opening := _FENCE.search(text, position)) is not None:
+        position = opening.end()
+        if opening["before"] is None and not _is_named(opening):
+            continue
+        closing = next(_closings(text, opening, position, MAX_DEEPER), None)
+        end, position = (closing.start(), closing.end()) if closing else (len(text), len(text))
+        block = _block(text, opening, end, closed=closing is not None)
+        if block is not None and block.scan.in_string and closing and looks:
+            looks -= 1
+            block, position = _later(text, opening, position) or (block, position)
+        if block is not None:
+            yield block
 
 
-def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> Iterator[_Block]:
-    named = _PYTHON.match(opening["info"][:MAX_WORD]) is not None
-    if not named and opening["info"].strip():
-        return
-    code, before = text[opening.end() + 1 : end].replace("\r\n", "\n"), opening["before"]
+def _later(text: str, opening: re.Match[str], position: int) -> tuple[_Block, int] | None:
+    """The block with a later end, at which it is whole, and where it ends."""
+    for closing in islice(_closings(text, opening, position, MAX_CHARACTERS), MAX_LOOKS):
+        block = _block(text, opening, closing.start(), closed=True)
+        if block is not None and block.scan.whole:
+            return block, closing.end()
+    return None
+
+
+def _closings(text: str, opening: re.Match[str], position: int, deeper: int) -> Iterator[re.Match[str]]:
+    for mark in _FENCE.finditer(text, position):
+        if (
+            mark["before"] is not None
+            and mark["fence"].startswith(opening["fence"])
+            and _CLOSES.match(mark["info"])
+            and _width(mark) <= _width(opening) + deeper
+        ):
+            yield mark
+
+
+def _width(mark: re.Match[str]) -> int:
+    return len((mark["before"] or "").replace("<answer>", "").expandtabs(4))
+
+
+def _is_named(opening: re.Match[str]) -> bool:
+    return _PYTHON.match(opening["info"][:MAX_WORD]) is not None
+
+
+def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> _Block | None:
+    named = _is_named(opening)
+    if not named and opening["info"].strip().lower() not in ("", "code"):
+        return None
+    code, before = text[opening.end() + 1 : end].replace("\r\n", "\n"), opening["before"] or ""
     if ">" in before.replace("<answer>", ""):
         code = _QUOTED.sub("", code)
     elif width := len(before.removesuffix("<answer>")):
         code = re.sub(rf"^[ \t]{{1,{width}}}", "", code, flags=re.MULTILINE)
-    yield _Block(code, named, closed)
+    scan = _scan(code, opening["fence"])
+    return _Block(code[: scan.end], named, closed or scan.end < len(code), scan)
 
 
-def _is_whole(code: str) -> bool:
-    """True if no bracket, string or statement is left open.
+def _scan(code: str, fence: str) -> _Scan:
+    """Code up to backticks that `fence` is the start of.
 
     Neither a parser nor `tokenize` is asked: one may not come back from a hostile text, the other takes the square of
     its length.
     """
-    open_, position = list[str](), 0
+    open_, bare, position, sound = list[str](), list[str](), 0, True
     while (mark := _MARK.search(code, position)) is not None:
-        found, position = mark[0], mark.end()
+        found, start = mark[0], position
+        bare.append(code[start : mark.start()])
+        position = mark.end()
         if found[0] in "'\"":
             end = _STRING_ENDS[found].match(code, position)
             if end is None:
-                return False
+                return _Scan(len(code), whole=False, in_string=True, acts=False)
             position = end.end()
-        elif found in _CLOSING:
-            open_.append(_CLOSING[found])
-        elif found[0] != "#" and (not open_ or open_.pop() != found):
-            return False
-    return not open_ and not code.rstrip().endswith((":", "\\"))
+        elif found[0] == "`":
+            if found.startswith(fence):
+                return _scanned(code[: mark.start()], bare, whole=sound and not open_)
+            sound = False
+        elif found[0] != "#":
+            bare.append(found)
+            sound = _takes(open_, found) and sound
+    bare.append(code[position:])
+    return _scanned(code, bare, whole=sound and not open_)
+
+
+def _takes(open_: list[str], bracket: str) -> bool:
+    """False if the bracket closes none that is open."""
+    if bracket in _CLOSING:
+        open_.append(_CLOSING[bracket])
+        return True
+    return bool(open_) and open_.pop() == bracket
+
+
+def _scanned(code: str, bare: list[str], *, whole: bool) -> _Scan:
+    whole = whole and not code.rstrip().endswith((":", "\\"))
+    return _Scan(len(code), whole, in_string=False, acts=_ACTS.search("".join(bare)) is not None)

@@ -8,6 +8,10 @@ import pytest
 
 from hrm_agent.answers.program_text import code_in
 
+DOCUMENTED = [
+    f'def f():\n    """\n{fences}```\n    f()\n{fences}```\n    """\n    return 1' for fences in ("    ", "  ", "")
+]
+
 
 @pytest.mark.parametrize(
     ("text", "program"),
@@ -30,6 +34,17 @@ from hrm_agent.answers.program_text import code_in
         ("~~~py\n```\n~~~", "```\n"),
         ("<think>```python\n1\n```</think>", None),
         ("  x = 1 ", "x = 1"),
+        *((f"```python\n{code}\n```", f"{code}\n") for code in DOCUMENTED),
+        *((f"```python\n{code}\n```\nSo:\n```python\nf()\n```", "f()\n") for code in DOCUMENTED),
+        *((code, code) for code in DOCUMENTED),
+        ("```\nprint(5)\n```\nOutput:\n```\n5\n```", "print(5)\n"),
+        ("```python\nprint(1)```", "print(1)"),
+        ("```python\nprint(1)```\nOutput:\n```\n5\n```", "print(1)"),
+        ("```python\nprint(1)\n``` done.", "print(1)\n"),
+        ("The code: ```python\nprint(1)\n```", "print(1)\n"),
+        ("```code\nprint(1)\n```", "print(1)\n"),
+        ('print("```")', 'print("```")'),
+        ("```python\nprint(1)\n```\n```python\n# print(2)\n```", "print(1)\n"),
         ("", None),
     ],
 )
