@@ -3,9 +3,11 @@
 What is told is a claim of the code under test in the form of `hrm_agent.rewards.inside.calls.data`; it may be any JSON.
 So it is only ever read along the value that is wanted, and whatever is odd about it makes it another value.
 
-Equal is what Python finds equal, with a list for any sequence, since JSON does not tell tuples apart, and keys of
-mappings as their text. Beyond that: nan is nan; True and False by themselves are no numbers; a number of less than
-double precision is any that rounds to it, and a fraction or decimal is the float that it rounds to.
+Equal is what Python finds equal, with a list for what `hrm_agent.rewards.inside` tells as one (list, tuple, range,
+deque, UserList, array, array of numpy), since JSON does not tell tuples apart, and keys of mappings as their text.
+Beyond that: nan is nan; True and False by themselves are no numbers; a number of single precision is any float that
+rounds to it, but for 0, and a fraction or decimal is the float that it rounds to. Integers, keys, members of sets and
+numbers of half precision are equal exactly.
 """
 
 from __future__ import annotations
@@ -19,8 +21,6 @@ from typing import Any, cast
 
 __all__ = ["is_returned"]
 
-_NARROW = {"2": "e", "4": "f"}
-"""Bytes of a number -> its format in `struct`."""
 _Number = int | float | complex | Fraction
 
 
@@ -71,20 +71,16 @@ def _same_mapping(pairs: list[Any] | None, wanted: Mapping[Any, Any]) -> bool:
 
 
 def _same_number(shown: Any, wanted: complex) -> bool:
-    match shown:
-        case [("2" | "4") as octets, narrow] if not isinstance(wanted, complex):
-            return _bits(_NARROW[octets], cast("float", _number(narrow))) == _bits(_NARROW[octets], wanted)
-        case _:
-            found = _number(shown)
+    found = _number(shown)
     if found is None:
         return False
-    if isinstance(found, float) and isinstance(wanted, float) and math.isnan(wanted):
+    if found == wanted or not isinstance(wanted, float):
+        return found == wanted
+    if isinstance(found, float) and math.isnan(wanted):
         return math.isnan(found)
-    return found == wanted or (isinstance(found, Fraction) and isinstance(wanted, float) and float(found) == wanted)
-
-
-def _bits(form: str, value: float) -> bytes:
-    return b"nan" if math.isnan(value) else struct.pack(form, value + 0.0)
+    if _tagged(shown, "4"):
+        return found != 0 and struct.unpack("f", struct.pack("f", wanted))[0] == found
+    return isinstance(found, Fraction) and float(found) == wanted
 
 
 def _number(shown: Any) -> _Number | None:
@@ -96,6 +92,8 @@ def _number(shown: Any) -> _Number | None:
             return int(digits, 16)
         case ["f", ("inf" | "-inf" | "nan") as name]:
             return float(name)
+        case ["2" | "4", narrow]:  # bytes of a number of less than double precision
+            return _number(narrow)
         case ["q", str(above), str(below)]:
             return Fraction(int(above, 16), int(below, 16))
         case ["c", real, imaginary]:

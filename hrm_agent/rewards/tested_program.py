@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import base64
 import json
-import pickle
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 from uuid import uuid4
 
 from hrm_agent.environment import Environment, ExecutionResult, Limits, SessionState, Submission
@@ -37,6 +37,8 @@ LEAST_OUTPUT_BYTES = 2**14
 """Kept of what a program says, however short the right answer is."""
 OUTPUT_FACTOR = 8
 """Kept is so many times the right answer: what is longer is another one."""
+PROMPT_BYTES = 2**6
+"""Of a prompt of `input`, and of what tells its place."""
 MAX_OUTPUT_BYTES = 2**25
 MAX_PROCESSES = 16
 """For the calls of one program, those among them that the environment has rebuilt; the calls after it fail."""
@@ -67,9 +69,12 @@ class CodeTest:
 
     @property
     def output_bytes(self) -> int:
-        """About as many as a right answer takes, or a file with the input: the environment bounds both together."""
-        said = len(pickle.dumps(self.equals if self.call else self.stdout))
-        return min(MAX_OUTPUT_BYTES, max(LEAST_OUTPUT_BYTES, OUTPUT_FACTOR * said, len(self.stdin.encode()) // 16))
+        """Enough for a right answer with a prompt for each line of input, and for a file with the input: the
+        environment bounds all of it together.
+        """
+        said = OUTPUT_FACTOR * _told_bytes(self.equals if self.call else self.stdout)
+        fed = len(self.stdin.encode()) // 16 + PROMPT_BYTES * self.stdin.count("\n")
+        return min(MAX_OUTPUT_BYTES, LEAST_OUTPUT_BYTES + said + fed)
 
 
 class TestedProgram:
@@ -142,6 +147,23 @@ class TestedProgram:
         if result.status is ToolStatus.INFRASTRUCTURE:
             raise RuntimeError(f"the sandbox lost the call: {_shown(result.stderr[-SHOWN_CHARACTERS:])}")
         return result
+
+
+def _told_bytes(value: Any) -> int:
+    """Size of a value as JSON, roughly: long integers have no decimal text, and equal parts count each time."""
+    size, left = 0, [value]
+    while left:
+        each = left.pop()
+        size += 8
+        if isinstance(each, dict):
+            pairs = cast("dict[Any, Any]", each)
+            size += 8 * len(pairs)
+            left += [*pairs.keys(), *pairs.values()]
+        elif isinstance(each, (list, tuple, set, frozenset)):
+            left += cast("Iterable[Any]", each)
+        else:
+            size += each.bit_length() // 4 if isinstance(each, int) else len(ascii(each))
+    return size
 
 
 def _decoded(result: ExecutionResult) -> Any:

@@ -29,7 +29,7 @@ def data_of_others(value):
     if isinstance(value, AbstractSet):
         return ["s", *map(data, value)]
     sequences = [getattr(sys.modules.get(module), name, list) for module, name in SEQUENCES]
-    if isinstance(value, (list, tuple, *sequences)):
+    if isinstance(value, (list, tuple, range, *sequences)):
         return ["l", *map(data, value)]
     if dataclasses is not None and dataclasses.is_dataclass(value) and not isinstance(value, type):
         return ["d", *([field.name, data(getattr(value, field.name))] for field in dataclasses.fields(value))]
