@@ -1,11 +1,32 @@
 """Runs in the sandbox: the code under test as a program that reads its standard input, as `python program.py` would.
 
-The kernel's descriptor 0 is the input, so that every way of reading it works. At its end threads are waited for, exit
-handlers run, and what is buffered is written. A prompt of `input` stands in the output; where it stands is returned.
+The kernel's descriptor 0 is the input, so that every way of reading it works; so do its paths, which the sandbox may
+lack. At its end threads are waited for, exit handlers run, and what is buffered is written. A prompt of `input` stands
+in the output; where it stands is returned.
 """
 
 # ruff: noqa: S102, SIM115, PTH108, PTH123
 # pyright: basic, reportAttributeAccessIssue=false
+
+
+def open_input_by_path():
+    """Have `open` and `os.open` take the paths of standard input for it."""
+    import builtins
+    import io
+    import os
+
+    plain_open, plain_os_open, dup, fspath, is_a = io.open, os.open, os.dup, os.fspath, isinstance
+    paths, of_input = (str, os.PathLike), ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+
+    def opened(file, *how, **named):
+        return plain_open(dup(0) if is_a(file, paths) and fspath(file) in of_input else file, *how, **named)
+
+    def os_opened(path, *how, **named):
+        return dup(0) if is_a(path, paths) and fspath(path) in of_input else plain_os_open(path, *how, **named)
+
+    # not bound where a class holds them, like the functions that they stand for
+    builtins.open = io.open = staticmethod(opened)
+    os.open = staticmethod(os_opened)
 
 
 def run_program(source, fed):
@@ -33,13 +54,14 @@ def run_program(source, fed):
         given.seek(0)
         os.dup2(given.fileno(), 0)
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
+    open_input_by_path()
     out.reconfigure(line_buffering=False)
     sys.argv, builtins.input, builtins.exit, builtins.quit = ["program.py"], ask, sys.exit, sys.exit
     sys.setrecursionlimit(sys.getrecursionlimit() + 20)  # its frames stand on some that are not its own
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     if "atexit" in sys.modules:
         sys.modules["atexit"]._clear()
-    del names["run_program"]
+    del names["run_program"], names["open_input_by_path"]
     stopped = None
     try:
         exec(compile(source, file, "exec", dont_inherit=True), names)

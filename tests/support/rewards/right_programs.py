@@ -46,6 +46,17 @@ READING = {
     "open(0) by line": "_, *rest = open(0)\nfor line in rest:\n    a, b = map(int, line.split())\n    print(a + b)",
     "open(0, 'rb')": "d = [*map(int, open(0, 'rb').read().split())]\n"
     "for a, b in zip(d[1::2], d[2::2]):\n    print(a + b)",
+    **{
+        f"open({path!r})": f"_, *rest = open({path!r})\nfor line in rest:\n    a, b = map(int, line.split())\n"
+        "    print(a + b)"
+        for path in ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+    },
+    "io.open of a path": "import io\nfrom pathlib import Path\n_, *rest = io.open(Path('/dev/stdin'), 'rb')\n"
+    "for line in rest:\n    a, b = map(int, line.split())\n    print(a + b)",
+    "Path.read_text": "from pathlib import Path\n_, *rest = Path('/dev/stdin').read_text().splitlines()\n"
+    "for line in rest:\n    a, b = map(int, line.split())\n    print(a + b)",
+    "os.open": "import os\nd = [*map(int, os.read(os.open('/dev/stdin', os.O_RDONLY), 10**6).split())]\n"
+    "for a, b in zip(d[1::2], d[2::2]):\n    print(a + b)",
     "os.read": "import os\nd = [*map(int, os.read(0, 10**6).split())]\n"
     "for a, b in zip(d[1::2], d[2::2]):\n    print(a + b)",
     "fileno": "import os, sys\nsize = os.fstat(sys.stdin.fileno()).st_size\n"
