@@ -33,6 +33,10 @@ __all__ = ["code_in", "passes_tests"]
 MAX_TESTS = 200
 MAX_TIMEOUTS = 5
 """Programs of one answer that may run into their time; then the tests that are left have failed as well."""
+LONGEST_SECONDS = 86_400.0
+"""Wall clock of a reward. The program's time is bounded as it is measured; the rest is waiting for others, and only an
+environment that does not answer takes so long.
+"""
 MAX_PROGRAMS = 16
 """Under test at a time: an environment has room for 64 sessions, those of its tools among them."""
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -50,8 +54,8 @@ def passes_tests(
     """A reward: 1 where the code in the final text passes all tests of the task, else 0.
 
     `tests`: the key of the task's metadata under which they stand. `partial`: the share that passes; else the first
-    that fails is the last that is run. `seconds`: wall clock of one program, and of all calls together. No opinion
-    where the task has no tests.
+    that fails is the last that is run. `seconds`: wall clock of one program, and of all calls together; all programs
+    of a text have 40 times as long. No opinion where the task has no tests.
     """
 
     async def correct(text: str, task: TaskRef) -> Scored:
@@ -71,7 +75,7 @@ def passes_tests(
             said += f"; test {failures.index(why) + 1}: {why}"
         return Scored(passed / len(wanted) if partial else float(passed == len(wanted)), said)
 
-    return Reward(correct, name=name, weight=weight, timeout_seconds=2 * seconds * (MAX_TESTS + 12))
+    return Reward(correct, name=name, weight=weight, timeout_seconds=LONGEST_SECONDS)
 
 
 async def _failures(code: str, tests: Sequence[CodeTest], seconds: float, *, every: bool) -> list[str]:

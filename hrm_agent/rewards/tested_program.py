@@ -40,8 +40,12 @@ OUTPUT_FACTOR = 8
 PROMPT_BYTES = 2**6
 """Of a prompt of `input`, and of what tells its place."""
 MAX_OUTPUT_BYTES = 2**25
-MAX_PROCESSES = 16
-"""For the calls of one program, those among them that the environment has rebuilt; the calls after it fail."""
+MAX_ENDED = 16
+"""Processes that the calls of one program may end; the calls after it fail."""
+MAX_REBUILT = 64
+"""Processes that the environment may make again for them, be it for its own need: a call may end one unseen."""
+MAX_TOGETHER = 40
+"""A program's tests may take so many times the time of one; those after it fail."""
 SHOWN_CHARACTERS = 200
 
 
@@ -83,14 +87,15 @@ class TestedProgram:
     __test__ = False  # for pytest, which takes the name for its own
 
     def __init__(self, environment: Environment, code: str, seconds: float, output_bytes: int) -> None:
-        """`seconds`: of wall clock and of CPU time, for each program and for all calls together. `output_bytes`:
-        kept of what it says.
+        """`seconds`: of wall clock and of CPU time, for each program and for all calls together; all programs have
+        MAX_TOGETHER times as many. `output_bytes`: kept of what it says.
         """
         self._environment, self._code = environment, code
         self._seconds = self._left = seconds
+        self._left_together = MAX_TOGETHER * seconds
         self._limits = Limits(output_bytes=output_bytes)
         self._session = ""
-        self._processes = 0
+        self._ended = self._rebuilt = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,6 +105,8 @@ class TestedProgram:
 
     async def failure(self, test: CodeTest) -> str:
         """Why a test fails, in words; empty where it passes. Raises RuntimeError where the sandbox lost it."""
+        if self._left_together <= 0:
+            return "the tests before it had used the time of all"
         return await (self._call(test) if test.call else self._run(test))
 
     async def _run(self, test: CodeTest) -> str:
@@ -114,15 +121,17 @@ class TestedProgram:
         return "" if wanted in (_lines(said), _lines(_without(said, _decoded(result)))) else "it printed another output"
 
     async def _call(self, test: CodeTest) -> str:
-        if self._left <= 0 or self._processes > MAX_PROCESSES:
-            return "the calls before it had used the time of all" if self._left <= 0 else "its process ended too often"
+        if self._left <= 0:
+            return "the calls before it had used the time of all"
+        if self._ended >= MAX_ENDED or self._rebuilt >= MAX_REBUILT:
+            return "its process ended too often"
         code, first = f"returned({test.handed})", not self._session
         if first:
             self._session = f"reward-{uuid4().hex}"
             code = f"{statement_of('calls')}\nload({self._code!r}, {source_of('unusual')!r})\n{code}"
         result = await self._result(Submission(code, session=self._session, limits=self._within(self._left)))
-        self._left -= max(result.duration_seconds, result.cpu_seconds)
-        self._processes += result.session is not SessionState.KEPT
+        self._left -= _seconds_of(result)
+        self._rebuilt += result.session not in (SessionState.KEPT, SessionState.NEW)
         if result.status is not ToolStatus.OK or result.session is SessionState.LOST:
             await self._end_calls()
         match _decoded(result) if result.status is ToolStatus.OK else None:
@@ -131,6 +140,7 @@ class TestedProgram:
             case ["!", str(name)]:
                 return f"it raised {_shown(name)}"
             case _:
+                self._ended += 1
                 return _ending(result)
 
     async def _end_calls(self) -> None:
@@ -146,7 +156,13 @@ class TestedProgram:
         result = await self._environment.run(submission)
         if result.status is ToolStatus.INFRASTRUCTURE:
             raise RuntimeError(f"the sandbox lost the call: {_shown(result.stderr[-SHOWN_CHARACTERS:])}")
+        self._left_together -= _seconds_of(result)
         return result
+
+
+def _seconds_of(result: ExecutionResult) -> float:
+    """Time that the program took; what the call waited for does not count."""
+    return max(result.duration_seconds, result.cpu_seconds)
 
 
 def _told_bytes(value: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.environment import ExecutionResult, Submission, using_environment
+from hrm_agent.environment import ExecutionResult, SessionState, Submission, using_environment
 from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.rewards import Reward, Rollout, Rubric, opened_scorer, passes_tests
 from hrm_agent.trajectory import RewardFault, RewardScore, TaskRef, ToolStatus
@@ -139,10 +139,15 @@ class Counting(LocalEnvironment):
 
     calls = 0
     lose = False
+    slower = 0.0
+    evicts = False
 
     async def run(self, submission: Submission) -> ExecutionResult:
         self.calls += 1
         found = await super().run(submission)
+        found = replace(found, duration_seconds=found.duration_seconds + self.slower)
+        if self.evicts and found.session is SessionState.KEPT:
+            found = replace(found, session=SessionState.REPLAYED)
         return replace(found, status=ToolStatus.INFRASTRUCTURE, stderr="it is gone") if self.lose else found
 
 
@@ -181,6 +186,24 @@ async def test_code_that_runs_into_its_time_again_and_again_is_given_up(counting
         (found,) = await scores(passes_tests(partial=True, seconds=0.2), [("```python\nwhile True: pass\n```", fed)])
     assert (found.value, counting.calls) == (0.0, 5)
     assert found.reason == "0 of 50 tests passed; test 1: timeout"
+
+
+async def test_the_tests_of_a_program_have_a_time_together(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "slower", 45.0)
+    counting.calls = 0
+    fed: list[Any] = [{"stdin": str(n), "stdout": "no"} for n in range(50)]
+    with using_environment(counting):
+        (found,) = await scores(passes_tests(partial=True, seconds=50.0), [(RETURNS_FIVE, fed)])
+    assert (found.value, found.fault, counting.calls) == (0.0, None, 45)
+
+
+async def test_a_process_that_is_ended_to_make_room_counts_against_no_program(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "evicts", True)
+    with using_environment(counting):
+        (found,) = await scores(passes_tests(), [(RETURNS_FIVE, [{"call": "f(1)", "equals": 5}] * 40)])
+    assert found.value == 1.0
 
 
 async def test_what_the_sandbox_loses_is_a_fault_and_no_failed_test(counting: Counting) -> None:
