@@ -48,7 +48,7 @@ _STRING_ENDS = {
     "'''": re.compile(r"(?:[^\\']|\\.|'(?!''))*+'''", re.DOTALL),
     '"""': re.compile(r'(?:[^\\"]|\\.|"(?!""))*+"""', re.DOTALL),
 }
-_ACTS = re.compile(r"[\w\])]\(|=|^[ \t]*(?:import|from|class)[ \t]", re.MULTILINE)
+_ACTS = re.compile(r"[\w\])][ \t]*\(|=|^[ \t]*(?:import|from|class)[ \t]", re.MULTILINE)
 _QUOTED = re.compile(r"^[ \t]*>[ \t]?", re.MULTILINE)
 
 

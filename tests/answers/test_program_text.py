@@ -38,6 +38,7 @@ DOCUMENTED = [
         *((f"```python\n{code}\n```\nSo:\n```python\nf()\n```", "f()\n") for code in DOCUMENTED),
         *((code, code) for code in DOCUMENTED),
         ("```\nprint(5)\n```\nOutput:\n```\n5\n```", "print(5)\n"),
+        ("```\nprint (5)\n```\nOutput:\n```\n5\n```", "print (5)\n"),
         ("```python\nprint(1)```", "print(1)"),
         ("```python\nprint(1)```\nOutput:\n```\n5\n```", "print(1)"),
         ("```python\nprint(1)\n``` done.", "print(1)\n"),
