@@ -173,7 +173,10 @@ async def test_a_slot_that_dies_between_two_calls_of_a_session(
     """The next call, on its way meanwhile, is lost; the infrastructure is to blame if the code was not."""
     workers = environment._workers
     outcomes, ended = list[tuple[ToolStatus, bool]](), threading.Event()
-    second = Work("2", Limits(), lambda result, lost: (outcomes.append((result.status, lost)), ended.set()) and None, 1)
+
+    def done(result: ExecutionResult, lost: bool) -> None:
+        outcomes.append((result.status, lost))
+        ended.set()
 
     def go_on(result: ExecutionResult, lost: bool) -> None:
         """From the thread, which hears nothing of the death before this returns."""
@@ -183,7 +186,7 @@ async def test_a_slot_that_dies_between_two_calls_of_a_session(
             for pid in slots_of(environment):
                 os.kill(pid, signal.SIGKILL)
         assert select.select([slot.line], [], [], 60)[0]  # it has said so, or hung up
-        workers.start(second)
+        workers.start(Work("2", Limits(), done, 1))
 
     workers.start(Work(code, LONG, go_on, 1, True))
     assert await asyncio.to_thread(ended.wait, 60)
