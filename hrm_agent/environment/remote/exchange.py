@@ -2,10 +2,11 @@
 
 What a connection's client has not read is bounded as a whole: a call is begun only if all answers that wait to be read,
 and what is reserved for the calls under way, fit into `MOST_KEPT`. Reserved is what a call may print, at most
-`MOST_RESERVED`: calls that print more than that go beyond the bound by what they print. Further calls are held, each a small
-object and no task, and `room` says when no more are to be taken in. What is no call is never held. All connections of a
-client together may keep `clients.MOST_UNREAD`: beyond that the one with the most is aborted. Its calls end with it; the
-environment keeps the outcomes of those that had ended, within its own bound, for clients that submit them again.
+`MOST_RESERVED`: calls that print more than that go beyond the bound by what they print. Further calls are held, each a
+small object and no task, and `room` says when no more are to be taken in. What is no call is never held. All
+connections of a client together may keep `clients.MOST_UNREAD`: beyond that the one with the most is aborted. Its calls
+end with it; the environment keeps the outcomes of those that had ended, within its own bound, for clients that submit
+them again.
 """
 
 from __future__ import annotations
