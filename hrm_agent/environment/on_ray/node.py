@@ -93,8 +93,9 @@ class RayNode:
         for session in ended:
             with _GUARD:
                 self._workers.end_session(session)
-        for number, code, limits, *rest in works:
-            self._works[number] = Work(code, Limits(*limits), self._done_with(number), *rest)
+        for number, code, limits, session, fresh, seed, again in works:
+            done = self._done_with(number)
+            self._works[number] = Work(code, Limits(*limits), done, session, fresh, seed, again)
             self._waiting.append(number)
         self._fill()
 
