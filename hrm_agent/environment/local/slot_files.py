@@ -16,7 +16,7 @@ from hrm_agent.environment.base import ExecutionResult, Limits
 from hrm_agent.environment.sandbox.protocol import MEMORY_ERROR, Ended, Reply
 from hrm_agent.trajectory import ToolStatus
 
-__all__ = ["OUTPUT_FACTOR", "SlotFiles", "infrastructure_failure", "outcome", "signal_name"]
+__all__ = ["OUTPUT_FACTOR", "SlotFiles", "infrastructure_failure", "outcome", "session_gone", "signal_name"]
 
 OUTPUT_FACTOR = 64
 """A snippet may write this many times `Limits.output_bytes` to one file before its writes fail (`output_limit`)."""
@@ -150,6 +150,11 @@ def outcome(
 def infrastructure_failure(reason: str, isolation: str) -> ExecutionResult:
     """What a call comes to that no snippet is to blame for."""
     return ExecutionResult(status=ToolStatus.INFRASTRUCTURE, stderr=reason, isolation=isolation)
+
+
+def session_gone(isolation: str) -> ExecutionResult:
+    """The outcome of a call whose session's process has ended by itself before it: as of `Ended.GONE`."""
+    return ExecutionResult(status=ToolStatus.ERROR, stderr=_WORDS[Ended.GONE], isolation=isolation)
 
 
 def _ending(reply: Reply) -> str:

@@ -20,13 +20,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, LESS_ISOLATION_HINT, Isolation, level_of
 from hrm_agent.environment.local.serving_thread import Wake
-from hrm_agent.environment.local.slot_files import infrastructure_failure
+from hrm_agent.environment.local.slot_files import infrastructure_failure, session_gone
 from hrm_agent.environment.local.slot_handle import SlotHandle, SlotPool, refused_calls
 from hrm_agent.environment.local.slot_table import SlotTable
 from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess, installed, wait_until
@@ -98,14 +97,16 @@ class LocalWorkers:
                 return
             slot = self._table.sessions.get(work.session)
             if slot is None and work.session and not work.fresh:
-                ended = replace(self._failure("The session's process had ended by itself."), status=ToolStatus.ERROR)
-                self._notify(work, ended, lost=True)
+                self._notify(work, session_gone(self.isolation), lost=True)
             elif slot is None:
                 if not self._table.place(work):
                     self._wake.ring()
             elif not self._table.send(slot, work):
+                if slot.has_ended():  # the thread hears what it said last, and by that whose doing it was
+                    slot.work = work
+                    return
                 self._table.discard(slot)
-                self._notify(work, self._failure("the session's slot died"), lost=True)
+                self._notify(work, self._failure("the call could not be handed to its session"), lost=True)
 
     def kill(self, work: Work) -> None:
         with self._lock:
@@ -279,7 +280,8 @@ class LocalWorkers:
                 slot.session = 0
             if reply.last:
                 if slot.work is not None:  # it came when the session's process was dying
-                    self._finished.append((slot.work, self._failure("the session's process is gone"), not slot.killed))
+                    gone = self._failure("killed before it began") if slot.killed else session_gone(self.isolation)
+                    self._finished.append((slot.work, gone, not slot.killed))
                     slot.work = None
                 self._table.discard(slot)
             elif not (slot.session or slot.work or slot.ending or slot in slot.pool.idle):

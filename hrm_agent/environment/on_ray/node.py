@@ -31,8 +31,8 @@ POLL_SECONDS = 10.0
 """A `collect` that finds nothing returns after so long: the node's sign of life."""
 HELD_SECONDS = 0.005
 _GUARD = LoopGuard("ray-node", rests=False)
-Given = tuple[int, str, tuple[float, float, int, int], int, bool, int]
-"""Number, and of the work: code, limits, session, fresh, seed."""
+Given = tuple[int, str, tuple[float, float, int, int], int, bool, int, bool]
+"""Number, and of the work: code, limits, session, fresh, seed, again."""
 Event = tuple[int, int, tuple[Any, ...]]
 """Number of a work that has ended, 1 if it was lost, its packed outcome; or 0, a session whose process is gone, ()."""
 Collected = tuple[list[Event], int]
@@ -93,8 +93,9 @@ class RayNode:
         for session in ended:
             with _GUARD:
                 self._workers.end_session(session)
-        for number, code, limits, session, fresh, seed in works:
-            self._works[number] = Work(code, Limits(*limits), self._done_with(number), session, fresh, seed)
+        for number, code, limits, session, fresh, seed, again in works:
+            done = self._done_with(number)
+            self._works[number] = Work(code, Limits(*limits), done, session, fresh, seed, again)
             self._waiting.append(number)
         self._fill()
 

@@ -310,7 +310,7 @@ def _given(node: Node, number: int) -> Given:
     work = node.open[number]
     limits = work.limits
     bounds = limits.wall_seconds, limits.cpu_seconds, limits.memory_bytes, limits.output_bytes
-    return number, work.code, bounds, work.session, work.fresh, work.seed
+    return number, work.code, bounds, work.session, work.fresh, work.seed, work.again
 
 
 _LOST = "hrm_environment_nodes_lost_total"

@@ -82,7 +82,7 @@ class Client:
     def kept(self, characters: int) -> None:
         """So many more wait to be read. Where these are too many, the connection that has most of them ends."""
         self.unread += characters
-        if self.unread > MOST_UNREAD:
+        if self.unread > MOST_UNREAD and self.exchanges:
             max(self.exchanges, key=lambda exchange: exchange.unread).abort()
 
     async def read(self, data: bytes | str) -> Any:

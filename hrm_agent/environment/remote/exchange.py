@@ -1,10 +1,12 @@
 """The calls of one connection: begun in their order while their answers have room, which a client makes by reading.
 
 What a connection's client has not read is bounded as a whole: a call is begun only if all answers that wait to be read,
-and what the calls under way may print, fit into `MOST_KEPT`; a call that may print more than that goes alone. Further
-calls are held, each a small object and no task, and `room` says when no more are to be taken in. All connections of a
-client together may keep `clients.MOST_UNREAD`: beyond that the one with the most is aborted. Its calls end with it; the
-environment keeps the outcomes of those that had ended, within its own bound, for clients that submit them again.
+and what is reserved for the calls under way, fit into `MOST_KEPT`. Reserved is what a call may print, at most
+`MOST_RESERVED`: calls that print more than that go beyond the bound by what they print. Further calls are held, each a
+small object and no task, and `room` says when no more are to be taken in. What is no call is never held. All
+connections of a client together may keep `clients.MOST_UNREAD`: beyond that the one with the most is aborted. Its calls
+end with it; the environment keeps the outcomes of those that had ended, within its own bound, for clients that submit
+them again.
 """
 
 from __future__ import annotations
@@ -22,15 +24,20 @@ from hrm_agent.environment.remote.calls import Calls
 from hrm_agent.environment.remote.clients import Client
 from hrm_agent.errors import HrmError
 
-__all__ = ["MOST_HELD", "MOST_HELD_CHARACTERS", "MOST_KEPT", "MOST_UNREAD", "Exchange"]
+__all__ = ["MOST_HELD", "MOST_HELD_CHARACTERS", "MOST_KEPT", "MOST_RESERVED", "MOST_UNREAD", "Exchange"]
 
 _MIB = 1024 * 1024
 MOST_KEPT = 64 * _MIB
-"""Characters of answers that wait to be read, and bytes that calls under way may print."""
+"""Characters of answers that wait to be read, and bytes reserved for calls under way."""
+MOST_RESERVED = _MIB
+"""The most that is reserved for the output of one call under way. A call with a higher limit rarely prints so much;
+what it did print counts in full once it is answered.
+"""
 MOST_UNREAD = 8 * _MIB
 """Characters of answers that wait to be read; above it nothing more is taken in."""
 MOST_HELD, MOST_HELD_CHARACTERS = 10_000, 8 * _MIB
-"""Calls that have not begun, and characters of their code; above either nothing more is taken in."""
+"""Calls that have not begun, or what is under way, and characters of the former's code; from either on nothing more is
+taken in."""
 _STREAMS = 2
 """A call's limit of output is that of stdout and of stderr."""
 _ENVELOPE = 4096
@@ -69,6 +76,7 @@ class Exchange:
         """There is an answer to be sent; more may be taken in."""
         self.room.set()
         client.exchanges.add(self)
+        self._closed = False
         self.abort: Callable[[], None] = lambda: None
         """Ends the connection of a client that does not read."""
 
@@ -88,7 +96,7 @@ class Exchange:
     def take_call(self, key: int, submission: Submission) -> None:
         """Begin a call, or hold it."""
         size = len(submission.code) + sum(len(cell.code) for cell in submission.history or ())
-        output = min(MOST_KEPT, max(0, _STREAMS * submission.limits.output_bytes))
+        output = min(MOST_RESERVED, max(0, _STREAMS * submission.limits.output_bytes))
         held = _Held(partial(self._calls.answer, self._client, submission), _ENVELOPE + output, size)
         if self.take(key, held):
             return
@@ -99,8 +107,10 @@ class Exchange:
             held.timer = asyncio.get_running_loop().call_later(seconds, late)
 
     def take_work(self, key: int, work: Work) -> None:
-        """Begin what is no call, or hold it."""
-        self.take(key, _Held(work, _ENVELOPE))
+        """Begin what is no call: at once, since it prints nothing, and calls that are held are not to delay it."""
+        self._calls.opened()
+        self._begin(key, _Held(work, _ENVELOPE))
+        self._look()
 
     def take(self, key: int, held: _Held) -> bool:
         """True if it has begun."""
@@ -123,7 +133,9 @@ class Exchange:
             self._go_on()
 
     def answer(self, key: int, answer: dict[str, Any]) -> None:
-        """Have the client told."""
+        """Have the client told, unless it has gone."""
+        if self._closed:
+            return
         try:
             text = self._form(key, answer)
         except HrmError as error:  # its numbers have no form in JSON
@@ -141,6 +153,8 @@ class Exchange:
 
     def was_read(self, characters: int) -> None:
         """So much of what `next` gave has gone out."""
+        if self._closed:  # nothing of it counts any more
+            return
         self._kept -= characters
         self.unread -= characters
         self._client.unread -= characters
@@ -148,6 +162,7 @@ class Exchange:
 
     def close(self) -> None:
         """The connection has ended, and its calls with it."""
+        self._closed = True
         self._client.exchanges.discard(self)
         self._client.unread -= self.unread
         self.unread = 0
@@ -176,7 +191,7 @@ class Exchange:
 
     def _go_on(self) -> None:
         """Begin what there is room for."""
-        while self._held and self._fits(next(iter(self._held.values()))):
+        while self._held and not self._closed and self._fits(next(iter(self._held.values()))):
             key = next(iter(self._held))
             self._begin(key, self._unhold(key))
         self._look()
@@ -197,7 +212,7 @@ class Exchange:
 
     def _look(self) -> None:
         """Say whether there is room for more."""
-        full = len(self._held) >= MOST_HELD or self._held_characters > MOST_HELD_CHARACTERS
+        full = max(len(self._held), len(self._tasks)) >= MOST_HELD or self._held_characters > MOST_HELD_CHARACTERS
         if full or self.unread > MOST_UNREAD:
             self.room.clear()
         else:

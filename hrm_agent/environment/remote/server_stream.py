@@ -35,6 +35,8 @@ _MANY, _GATHERING_SECONDS = 32, 0.005
 """With so many calls open, each waits for others far longer than this; outcomes that come in it share a message."""
 _AT_ONCE = 64
 """Requests of a message that are taken in before others have their turn."""
+_SIGN_SECONDS = 3.0
+"""Between two signs of life to a client that is not listened to; less than the time between two pings of its own."""
 _LEAVE_SECONDS = 5.0
 """Timeout for sending the last answers when the server shuts down."""
 _GUARD = LoopGuard("environment-streams", rests=False)
@@ -65,6 +67,8 @@ class Stream:
                 await self._take(message.data)
         except HrmError as error:
             await self._socket.close(code=WSCloseCode.POLICY_VIOLATION, message=error.message.encode()[:100])
+        except ConnectionError:  # it went while nobody read
+            pass
         finally:
             writer.cancel()
             self._exchange.close()
@@ -96,9 +100,21 @@ class Stream:
         for first in range(0, len(messages), _AT_ONCE):
             if first:
                 await asyncio.sleep(0)
-            await self._room.wait()
+            await self._until_room()
             for message in parse_stream(messages[first : first + _AT_ONCE], first):
                 self._begin(message)
+
+    async def _until_room(self) -> None:
+        """Until more may be taken in. Meanwhile nobody reads, so that no ping is answered: the client hears of us
+        instead, or it would take the connection for dead and send all its calls again. Raises ConnectionError if it
+        has gone.
+        """
+        while not self._room.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._room.wait(), _SIGN_SECONDS)
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._socket.ping(), _SIGN_SECONDS)
 
     def _begin(self, message: StreamMessage) -> None:
         key = message["key"]

@@ -108,17 +108,18 @@ class ChatRequest:
         """The server's options with the client's in their place; of limits the lower holds, the server's or, where it
         has none, `DEFAULT_LIMITS`. Raises `RefusedError`.
         """
-        lower = {
-            name: _lower(limit, self.context[name], name)
-            for name, limit in base.items()
-            if name.startswith(_LIMIT) and name in self.context and isinstance(limit, (int, float))
-        }
-        free = {
-            name: min(asked, DEFAULT_LIMITS.get(name, OTHER_LIMIT))
-            for name, asked in self.context.items()
-            if name.startswith(_LIMIT) and name not in lower and type(asked) in (int, float) and name != _COST
-        }
-        return {**base, **self.context, **free, **lower}
+        limits: dict[str, float] = {}
+        for name, asked in self.context.items():
+            limit = base.get(name)
+            if not name.startswith(_LIMIT):
+                continue
+            if isinstance(limit, (int, float)):
+                limits[name] = _lower(limit, asked, name)
+            elif name != _COST:
+                limits[name] = _lower(DEFAULT_LIMITS.get(name, OTHER_LIMIT), asked, name)
+            elif asked is not None:
+                limits[name] = _lower(float("inf"), asked, name)
+        return {**base, **self.context, **limits}
 
 
 class _Strict(BaseModel):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from hrm_agent.environment import ExecutionResult, LocalEnvironment, Submission
+from hrm_agent.environment import ExecutionResult, Limits, LocalEnvironment, Submission
 from hrm_agent.environment.local import slot_handle, slot_table, slots
 from hrm_agent.environment.local.serving_thread import Wake
 from hrm_agent.environment.sandbox import protocol
+from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import is_running
@@ -146,6 +149,49 @@ async def test_the_death_of_one_slot_costs_the_others_nothing(environment: Local
     while await gauge(environment, "slot_deaths") < 1:
         assert await is_well(environment)
     assert before - {victim} <= slots_of(environment)
+
+
+UNCLEAN = """
+import array, os, socket, threading
+for _ in range(40):
+    try:
+        pair = socket.socketpair()
+        for one, other in (pair, pair[::-1]):
+            given = array.array("i", [one.fileno(), other.fileno()])
+            one.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)])
+    except OSError:
+        break
+threading.Timer(0.05, os._exit, (0,)).start()
+"""
+"""Its session's process ends soon, and leaves what its slot cannot clear away."""
+
+
+@pytest.mark.parametrize("code, status", [(UNCLEAN, ERROR), ("1", INFRASTRUCTURE)], ids=["its own", "the machine's"])
+async def test_a_slot_that_dies_between_two_calls_of_a_session(
+    environment: LocalEnvironment, code: str, status: ToolStatus
+) -> None:
+    """The next call, on its way meanwhile, is lost; the infrastructure is to blame if the code was not."""
+    workers = environment._workers
+    outcomes, ended = list[tuple[ToolStatus, bool]](), threading.Event()
+
+    def done(result: ExecutionResult, lost: bool) -> None:
+        outcomes.append((result.status, lost))
+        ended.set()
+
+    def go_on(result: ExecutionResult, lost: bool) -> None:
+        """From the thread, which hears nothing of the death before this returns."""
+        outcomes.append((result.status, lost))
+        slot = workers._table.sessions[1]
+        if status is INFRASTRUCTURE:
+            for pid in slots_of(environment):
+                os.kill(pid, signal.SIGKILL)
+        assert select.select([slot.line], [], [], 60)[0]  # it has said so, or hung up
+        workers.start(Work("2", Limits(), done, 1))
+
+    workers.start(Work(code, LONG, go_on, 1, True))
+    assert await asyncio.to_thread(ended.wait, 60)
+    assert outcomes == [(OK, False), (status, True)]
+    assert await is_well(environment)
 
 
 async def test_slots_of_two_environments_are_different_users(environment: LocalEnvironment) -> None:

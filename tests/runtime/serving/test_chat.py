@@ -295,10 +295,14 @@ def test_a_client_only_lowers_the_servers_limits() -> None:
     for name in ("max_turns", "max_calls", "max_seconds", "max_pages"):  # where the server gave none
         huge = read_request({"model": "m", "messages": ASK, "context": {name: 10**9}})
         assert huge.context_over({}) == {name: DEFAULT_LIMITS.get(name, OTHER_LIMIT)}
-    for wrong in ("9", True, [1]):
-        asked = read_request({"model": "m", "messages": ASK, "context": {"max_turns": wrong}})
-        with pytest.raises(RefusedError, match="has to be a number"):
-            asked.context_over(servers)
+        none = read_request({"model": "m", "messages": ASK, "context": {name: None}})
+        assert none.context_over({}) == none.context_over({name: None}) == huge.context_over({})
+    for name in ("max_turns", "max_pages", "max_cost"):
+        for wrong in ("9", "1000000000", True, [1]):
+            asked = read_request({"model": "m", "messages": ASK, "context": {name: wrong}})
+            for given in ({name: 1}, {name: None}, {}):
+                with pytest.raises(RefusedError, match="has to be a number"):
+                    asked.context_over(given)
 
 
 HOSTILE = [
