@@ -3,9 +3,9 @@
 Taken are `messages` of `role` and `content`, and ShareGPT's `conversations` of `from` and `value`; calls with or
 without an id, a `type` and the wrapper `function`, arguments as an object or as JSON in a text; results that name
 their call by its id or by the tool, or stand in the calls' order; `tools` as a list or as JSON in a text. Ids that are
-missing are made up, `call_0`, `call_1` and so on. Null stands for a field that is not there, as tables fill it in. What
-could mean two things, or is no field of a message, is refused: it would vanish, and something else be learnt than the
-row says.
+missing are made up, `call_0`, `call_1` and so on. Null stands for a field that is not there, as tables fill it in;
+arguments that come as text keep it. What could mean two things, or is no field of a message, is refused: it would
+vanish, and something else be learnt than the row says.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def _calls(given: Fields, place: str) -> Iterator[tuple[Any, str]]:
         yield given["function_call"], f"{place}.function_call"
     listed = _decoded(given.get("tool_calls", []), f"{place}.tool_calls")
     for number, call in enumerate(_objects(listed, f"{place}.tool_calls")):
-        yield call, f"{place}.tool_calls[{number}]"
+        as_text = isinstance(given["tool_calls"], str)
+        yield json.dumps(call) if as_text else call, f"{place}.tool_calls[{number}]"
 
 
 def _call(given: Any, place: str) -> Fields:
@@ -170,12 +171,20 @@ def _call(given: Any, place: str) -> Fields:
         raise ValueError(f"{place}.id is {id_!r}, not a text")
     key = next((key for key in ("arguments", "args", "parameters") if key in function), "arguments")
     _one_of(function, ("arguments", "args", "parameters"), place, needed=False)
-    arguments = _decoded(function.get(key) or {}, f"{place}.{key}")
+    written = function.get(key) or {}
+    arguments = _decoded(written, f"{place}.{key}")
+    as_text = isinstance(given, str) or isinstance(written, str)
     return {
         "id": id_,
         "type": "function",
-        "function": {"name": name, "arguments": _object(arguments, f"{place}.{key}")},
+        "function": {"name": name, "arguments": _arguments(arguments, f"{place}.{key}", as_text=as_text)},
     }
+
+
+def _arguments(given: Any, place: str, *, as_text: bool) -> Fields:
+    """The arguments of a call. Null is one that was given where they came as text: no table has filled it in."""
+    fields = _object(given, place)
+    return cast("Fields", given) if as_text else fields
 
 
 def _tools(given: Any) -> list[Fields]:

@@ -230,7 +230,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     def but(self, **keys: Any) -> Self:
         """This one with other values, by the keys' own names."""
-        return self.model_validate(in_tables(type(self), {**self.model_dump(), **keys}))
+        given = in_tables(type(self), {**self.model_dump(), **keys})
+        return self.model_validate(given, context=ON_RECORD)  # this one was accepted, now or when its run was begun
 
     @model_validator(mode="before")
     @classmethod
@@ -291,8 +292,9 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
                 "weights_by = collective does not go with lora_rank: an adapter goes to servers as files.",
                 "Leave weights_by out; across hosts name a folder that all see with weights_folder.",
             )
-        compared = optim.mini_batches * optim.epochs > 1 or loss.old_logprobs == "engine" or self.source
-        if self.adapter.lora_dropout and (compared or loss.objective == "gspo" or loss.correction != "none"):
+        several = optim.mini_batches * optim.epochs > 1 or loss.objective == "gspo"
+        compared = loss.old_logprobs == "engine" or loss.correction != "none" or self.source
+        if self.adapter.lora_dropout and (several or (compared and info.context != ON_RECORD)):
             raise ConfigError(
                 "lora_dropout does not go with several optimiser steps a batch, nor with ratios of whole rollouts or "
                 "to log-probs of an engine or a record: those are of another draw of dropout, and the ratio is noise.",

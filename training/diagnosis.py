@@ -101,8 +101,14 @@ def _number(value: object) -> float:
 
 
 def nothing_got_through(totals: Totals) -> bool:
-    """True if every rollout failed by its graph, its reward, or what the policy wrote: no step after can be better."""
-    failed = sum(totals.of(f"rollout/{name}") for name in ("raised", "not_scored", "failed_by_policy"))
+    """True if every rollout failed by its graph or its reward: no step after can be better.
+
+    A rollout that failed by what the policy wrote is one of a graph that fails where all of each group raised the same
+    error at the same line; other ones may get better by chance.
+    """
+    failed = sum(totals.of(f"rollout/{name}") for name in ("raised", "not_scored"))
+    if all(not totals.of(f"select/{name}") for name in _GROUPS if name != GROUPS_FAILED):
+        failed += totals.of("rollout/failed_by_policy") if totals.of(f"select/{GROUPS_FAILED}") else 0.0
     return 0 < totals.rollouts <= failed
 
 

@@ -144,6 +144,7 @@ _MOST_CHARACTERS = 2000
 _MOST_ITEMS = 1000
 _MOST_BITS = 512
 _MOST_EXPONENT = 64
+_MOST_DEPTH = 30
 
 
 class TooLarge(Exception):
@@ -152,9 +153,9 @@ class TooLarge(Exception):
 
 def is_plain(value: Any) -> bool:
     """True if a value is data without code of its own, and small with all that is in it."""
-    waiting, left = [value], _MOST_ITEMS
+    waiting, left = [(value, 0)], _MOST_ITEMS
     while waiting:
-        each = waiting.pop()
+        each, depth = waiting.pop()
         left -= 1
         if isinstance(each, int):
             left = left if each.bit_length() <= _MOST_BITS else -1
@@ -165,7 +166,8 @@ def is_plain(value: Any) -> bool:
         elif isinstance(each, (dict, frozenset, list, set, tuple)):
             items = cast("Collection[Any]", each.items() if isinstance(each, dict) else each)
             left -= len(items)
-            waiting += items if left >= 0 else ()
+            left = left if depth < _MOST_DEPTH else -1
+            waiting += [(item, depth + 1) for item in items] if left >= 0 else ()
         elif not isinstance(each, _ATOMS):
             return False
         if left < 0:
@@ -209,6 +211,10 @@ def _is_bounded(function: Any, own: Any, values: Sequence[Any]) -> bool:
         return len(values) == 2 and isinstance(values[1], int | float) and abs(values[1]) <= _MOST_EXPONENT
     if name in ("decode", "encode") and not isinstance(own, _METHODS_OF):  # bz2 and zip make much of little
         return values[-1] in ("ascii", "base64", "hex", "rot13", "rot_13", "utf-8", "utf8")
+    if any(each in (bytes, bytearray) for each in values if isinstance(each, type)):  # called on numbers within
+        return function is isinstance
+    if function is itertools.product:
+        return len(values) * math.prod(abs(each) for each in values if isinstance(each, int)) <= _MOST_ITEMS
     if name in ("replace", "join"):
         return sum(map(_length, values)) * (1 + _length(own)) <= 100 * _MOST_CHARACTERS
     if name == "mul" and any(map(_length, values)):

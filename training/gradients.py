@@ -134,6 +134,8 @@ class SkippedSteps:
         self.steps = self.skipped = 0
         """Steps that had something to learn from, and how many of them were not taken."""
         self._in_a_row = 0
+        self.taken_before = False
+        """True if a step was taken before the run was resumed."""
 
     def count(self, *, stepped: bool) -> None:
         """Take note of a step. Raises `RunError` where too many in a row were not taken."""
@@ -145,7 +147,7 @@ class SkippedSteps:
 
     def end(self) -> None:
         """Raise `RunError` where there were steps, and none of them was taken."""
-        if self.steps and self.skipped == self.steps:
+        if self.steps and self.skipped == self.steps and not self.taken_before:
             raise _cannot_recover(f"None of the {self.steps} steps could be taken")
 
 

@@ -296,7 +296,9 @@ class _SamplingRun(TrainingRun):
         """
         began = time.monotonic()
         metrics = await self.apart(self.learner.update, batches, rate)
-        refuse_difference(metrics, self.learner.formats(), self.source.config.loss.engine_difference_limit)
+        limit = self.source.config.loss.engine_difference_limit
+        if limit is not None or not self.source.config.adapter.lora_dropout:  # its draws part the trainer from engines
+            refuse_difference(metrics, self.learner.formats(), limit)
         return {**metrics, "update_overlap": self.under_way.share_busy(began)}
 
     async def apart(self, do: Callable[..., Any], *given: Any) -> Any:

@@ -17,7 +17,7 @@ from hrm_agent.files import read_whole, replacing
 from hrm_agent.training.checkpoints import Checkpoints, keep_model, write_whole
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.learner import Learner
-from hrm_agent.training.metrics import METRICS_FILE, MetricsLog, Row
+from hrm_agent.training.metrics import METRICS_FILE, MetricsLog, Row, read_metrics
 from hrm_agent.training.schedule import Schedule, refuse_other_course
 from hrm_agent.training.source import RunProgress
 
@@ -83,7 +83,9 @@ class Keeper:
         """The folder of the trained model, written where it is not there. Raises `RunError` where no step that had
         something to learn from could be taken.
         """
-        self._learner.skipped.end()
+        skipped = self._learner.skipped
+        skipped.taken_before = any(row.get("stepped") for row in read_metrics(self.folder / METRICS_FILE))
+        skipped.end()
         return keep_model(self.folder, self._learner.version, self._learner.save)
 
     @property

@@ -16,7 +16,8 @@ from hrm_agent.training.retracing import Retraced
 
 __all__ = ["Known"]
 
-_TOKEN = re.compile(r"[^\W\d]\w*|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_TOKEN = re.compile(rf"[^\W\d]\w*|{_NUMBER.pattern}")
 _LITERAL = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 _COMMENT = re.compile(r"#[^\n]*")
 _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
@@ -53,11 +54,11 @@ class Known:
 
         Where it is not so, nothing is said: most calls need not be retraced.
         """
-        if not _ARITHMETIC.fullmatch(code) or not _TOKEN.fullmatch(output):
+        if not _ARITHMETIC.fullmatch(code) or not _NUMBER.fullmatch(output):
             return False
         operands, number = _tokens(code), _number(output)
         near = {number}
-        if number.isdigit() and len(number) < 30:
+        if number.isdecimal() and len(number) < 30:
             near |= {str(int(number) + 1), str(int(number) - 1)}
         works = len(_OPERATION.findall(code)) > len(_NEUTRAL.findall(code))
         if not works or number in self._tokens or number in ("0", "1") or not near.isdisjoint(operands):
@@ -99,7 +100,7 @@ class Known:
         if not tokens:
             return highest > GIVEN and not set(output).issubset({"\n", " "}.union(*self._codes))
         long = highest == LONG or (highest == CALCULATED and retraced is not None and retraced.long)
-        return long and any(token.isdigit() and int(token) < _SMALL for token in tokens if len(token) < 9)
+        return long and any(token.isdecimal() and int(token) < _SMALL for token in tokens if len(token) < 9)
 
 
 def _is_contradicted(tokens: frozenset[str], values: list[Value]) -> bool:
@@ -117,7 +118,7 @@ def _tokens(text: str) -> frozenset[str]:
 
 
 def _number(text: str) -> str:
-    if text.isdigit():
+    if text.isdecimal():
         return text.lstrip("0") or "0"
     value = float(text)
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

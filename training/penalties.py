@@ -190,13 +190,16 @@ class _Looked:
         """Variables that it set to something else, or changed."""
         if code is not None and self.facts is not None and self.facts.form:
             seen = sessions.setdefault(self.session, _Session(problem))
-            self._look(code, self.facts, seen)
+            self.sets = left = self.facts.sets | self.facts.changes if call.name == python.name else frozenset()
+            try:
+                self._look(code, self.facts, seen)
+            except Exception:  # what a policy wrote must not end its training
+                self.news, self.sets = None, left
 
     def _look(self, code: str, facts: CodeFacts, seen: _Session) -> None:
-        own = self.call.name == python.name
-        left = facts.sets | facts.changes if own else frozenset[str]()
+        own, left = self.call.name == python.name, self.sets
         if not facts.sets and self.output and not self.failed and seen.known.has_plain_news(code, self.output):
-            self.news = True
+            self.news, self.sets = True, frozenset()
             return
         values = seen.values if own else SessionValues(seen.values.problem)
         retraced = values.follow(code, left)
@@ -265,7 +268,10 @@ def _code(call: ToolCall) -> str | None:
 def _form(call: ToolCall, code: str | None, facts: CodeFacts | None, session: str, *, failed: bool) -> str:
     """Equal for calls of one session that are the same but for wording."""
     if code is None:
-        return json.dumps([session, call.name, call.arguments], sort_keys=True, default=str)
+        try:
+            return json.dumps([session, call.name, call.arguments], sort_keys=True, default=str)
+        except RecursionError:
+            return f"{session} {call.name} not read"
     if facts is not None:
         return f"{session} code {facts.form}"
     return f"{session} no Python {_BLANK.sub('', code)}" if failed else f"{session} code not read"

@@ -15,6 +15,7 @@ from hrm_agent.training.given_values import (
     WRITERS,
     TooLarge,
     apply,
+    is_plain,
     method,
 )
 from hrm_agent.training.retraced_values import (
@@ -183,6 +184,12 @@ class Objects:
     def _is_of_problem(self, value: Any) -> bool:
         if isinstance(value, str):
             return len(value) > 2 and value in self.problem
-        if not isinstance(value, (list, tuple)) or not 2 < len(items := cast("list[Any]", value)) < 100:
+        if (
+            not isinstance(value, (list, tuple))
+            or not is_plain(value)
+            or not 2 < len(items := cast("list[Any]", value)) < 100
+        ):
             return False
-        return all(isinstance(each, (int, float, str)) and str(each) in self.problem for each in items)
+        return 2 < len(items) < 100 and all(
+            isinstance(each, (int, float, str)) and str(each) in self.problem for each in items
+        )

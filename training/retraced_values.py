@@ -6,6 +6,8 @@ import ast
 from collections.abc import Callable
 from typing import Any, cast
 
+from hrm_agent.training.given_values import is_plain
+
 __all__ = [
     "CALCULATED",
     "FAILS",
@@ -29,8 +31,8 @@ GIVEN, CALCULATED, READ, LONG = range(4)
 """Kinds of values, each above what it is made of."""
 UNKNOWN: Any = object()
 """In place of what a value is, where that is not known."""
-FAILS = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-"""Errors of the functions that are called."""
+FAILS = (Exception,)
+"""Errors of the functions that are called: any, as what a policy wrote is their argument."""
 
 
 class Value:
@@ -76,6 +78,9 @@ class TooLong(Exception):
 
 
 def collected(make: Callable[[Any], Any], items: list[Any], kind: int) -> Value:
+    """`make(items)`. It is unknown where the items would have to be hashed, and are not small."""
+    if make in (dict, set) and not all(map(is_plain, items)):
+        return Value(kind)
     try:
         return Value(kind, make(items))
     except FAILS:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
-from hrm_agent.training.given_values import NOISE
+from hrm_agent.training.given_values import NOISE, is_plain
 from hrm_agent.training.retraced_expressions import Expressions
 from hrm_agent.training.retraced_values import CALCULATED, GIVEN, LONG, UNKNOWN, Function, Module, TooLong, Value
 
@@ -84,7 +84,7 @@ class SessionValues(Expressions):
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
         self.shown, self.steps, self.depth, self.control, self._certain = [], _MOST_STEPS, 0, GIVEN, True
-        self._given = []
+        self._given, self.scopes = [], [self._names]
         before = {name: (value, _image(value)) for name in kept_among if (value := self._names.get(name)) is not None}
         for statement in body:
             self._follow(statement, last=statement is body[-1])
@@ -283,7 +283,10 @@ def _stored(node: ast.stmt) -> set[str]:
 
 def _image(value: Value) -> Any:
     """Equal for equal objects, whatever becomes of them."""
-    return repr(value.known) if value.is_known else UNKNOWN
+    known = value.known
+    if not value.is_known or not (callable(known) or isinstance(known, (bytes, range, str)) or is_plain(known)):
+        return UNKNOWN
+    return repr(known)
 
 
 def _is_kept(now: Value | None, before: Value, image: Any) -> bool:

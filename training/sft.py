@@ -193,7 +193,9 @@ class _Course:
         self._model.save_pretrained(folder) if self._adapter is None else self._adapter.save(folder)
         kept = {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
         torch.save(kept | ({"mean": self._mean.state_dict()} if self._mean else {}), folder / _OPTIMIZERS)
-        state = {"step": step, "steps": self._config.steps, "examples": self._fingerprint}
+        skipped = self._skipped
+        taken = skipped.taken_before or skipped.skipped < skipped.steps
+        state = {"step": step, "steps": self._config.steps, "examples": self._fingerprint, "taken": taken}
         (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
 
     def read(self, folder: Path) -> dict[str, Any]:
@@ -208,6 +210,7 @@ class _Course:
             optimizer.load_state_dict(each)
         if self._mean is not None:
             self._mean.load_state_dict(kept["mean"])
+        self._skipped.taken_before = state.get("taken", True)  # an earlier version did not say
         return state
 
     def refuse_another(self, taken: dict[str, Any], checkpoints: Checkpoints) -> None:

@@ -123,3 +123,18 @@ def test_tools_in_many_forms(tmp_path: Path, tools: Any) -> None:
 def test_what_could_mean_two_things_is_refused_with_its_row_and_field(tmp_path: Path, row: Any, said: str) -> None:
     with pytest.raises(TaskError, match=rf"rows\.jsonl, line 2 is not a conversation: .*{said}"):
         read(tmp_path, {"messages": [ASKED, SAID]}, row)
+
+
+@pytest.mark.parametrize("text", ["arguments", "call", "calls"])
+def test_null_is_an_argument_where_arguments_came_as_text(tmp_path: Path, text: str) -> None:
+    unit = {"unit": None}
+    call = {"name": "weigh", "arguments": json.dumps(unit) if text == "arguments" else unit}
+    row = with_call(json.dumps(call) if text == "call" else call)
+    if text == "call":
+        row = {"conversations": [ASKED, {"from": "function_call", "value": json.dumps(call)}, SAID]}
+    elif text == "calls":
+        row["messages"][1]["tool_calls"] = json.dumps([call])
+    (conversation,) = read(tmp_path, row)
+    assert conversation.messages[1].tool_calls[0]["args"] == unit
+    (filled,) = read(tmp_path, with_call({"name": "weigh", "arguments": {"unit": None}}))
+    assert filled.messages[1].tool_calls[0]["args"] == {}

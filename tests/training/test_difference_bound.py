@@ -86,3 +86,6 @@ def test_a_step_that_another_policy_sampled_stops_the_run_and_goes_on_where_that
     assert rows == []
     asyncio.run(train(GrpoConfig.of(**keys, engine_difference_limit=1.0), tmp_path / "run", on_step=rows.append))
     assert [row["step"] for row in rows] == [0] and rows[0]["engine_difference"] == pytest.approx(2e-3, rel=0.1)
+    dropping = GrpoConfig.of(**keys, lora_rank=2, lora_dropout=0.1)
+    asyncio.run(train(dropping, tmp_path / "dropping", on_step=rows.append))
+    assert len(rows) == 2, "an adapter's dropout makes a difference by itself"

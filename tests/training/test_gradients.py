@@ -17,10 +17,12 @@ from torch import nn
 from hrm_agent.errors import ModelError, RunError
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.testing import tiny_model, tiny_network
+from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import GrpoConfig, SftConfig
 from hrm_agent.training.gradients import SkippedSteps, step_if_finite, weights_not_finite
+from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.learner import Learner
-from hrm_agent.training.metrics import read_metrics
+from hrm_agent.training.metrics import METRICS_FILE, MetricsLog, read_metrics
 from hrm_agent.training.sft import Conversation, train_sft
 from hrm_agent.training.trained_policy import TrainedPolicy
 from tests.training.test_adapter import batch_of
@@ -133,3 +135,22 @@ def test_broken_weights_are_not_trained(tmp_path: Path, rank: int) -> None:
     part = GrpoConfig.of(lora_rank=rank).adapter
     with pytest.raises(ModelError, match=r"1 of its tensors .*'model.norm.weight'.*earlier checkpoint"):
         TrainedPolicy.load(str(file.parent), part, dtype="float32", device="cpu", seed=0)
+
+
+def test_a_run_resumed_for_a_step_that_cannot_be_taken_ends_well_where_earlier_ones_were(
+    learner: Learner, codec: ChatTemplateCodec, tmp_path: Path
+) -> None:
+    log = MetricsLog(tmp_path / METRICS_FILE)
+    for row in ({"step": 0, "stepped": 1.0}, {"step": 1, "stepped": 0.0}):
+        log.append(row)
+    log.sync()
+    learner.skipped.count(stepped=False)
+    assert Keeper(tmp_path, GrpoConfig.of(seed=3), learner).end().is_dir()
+
+    def tuned(steps: int, run: Path) -> None:
+        config = SftConfig(steps=steps, batch_size=1, warmup_steps=0, cooldown=0.0, seed=1)  # begins with the good row
+        model = broken_at(tiny_network(1, **UNTIED), codec)
+        train_sft(model, codec, [GOOD, BAD], config, checkpoints=Checkpoints(run, keep=2, every=1))
+
+    tuned(1, tmp_path / "sft")
+    tuned(2, tmp_path / "sft")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.config import build_config, changed_keys
+from hrm_agent.config import build_config, changed_keys, in_tables
 from hrm_agent.errors import ConfigError
 from hrm_agent.training.configs import DemoConfig, GrpoConfig
 from hrm_agent.training.metrics import read_metrics
@@ -95,6 +95,23 @@ def test_a_key_that_never_acted_does_not_keep_an_earlier_run_from_going_on(
         build_config(GrpoConfig, kept, "from the flags")
     with pytest.raises(ConfigError, match="has no effect here"):
         GrpoConfig.of(algorithm=algorithm, **unused)
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        {"credit": "even", "aggregation": "sequence"},
+        {"lora_rank": 2, "lora_dropout": 0.1, "correction": "token"},
+        {"lora_rank": 2, "lora_dropout": 0.1, "old_logprobs": "engine"},
+        {"lora_rank": 2, "lora_dropout": 0.1, "source": ["a"]},
+    ],
+)
+def test_a_run_of_values_that_an_earlier_version_took_goes_on(taken: dict[str, object]) -> None:
+    values = in_tables(GrpoConfig, taken)
+    config = build_config(GrpoConfig, values, "config.toml", on_record=True)
+    assert config.but(shuffle_block=7).rollout.shuffle_block == 7
+    with pytest.raises(ConfigError, match="does not go with"):
+        build_config(GrpoConfig, values, "from the flags")
 
 
 def test_layers_that_the_model_lacks_are_refused_and_right_ones_can_be_named_next(hrm: Command) -> None:
