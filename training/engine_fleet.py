@@ -164,7 +164,7 @@ class EngineFleet:
 
         Raises `ModelError` where one is not. One that is gone has lost its rollouts to the others.
         """
-        there = [server for server in self._servers if server.name in self._router.names]
+        there = [server for server in self._servers if server.proved is not None]  # also one that has dropped a request
         with ThreadPoolExecutor(max(1, len(there))) as threads:
             list(threads.map(lambda server: self._seen(server, digest=True), there))
         if self._failure is not None:
@@ -233,8 +233,8 @@ class EngineFleet:
             self._router.release(server.name)
             return
         engine, facts, costs = server.engine, server.facts, self._costs.of(server)
-        assert engine is not None
-        assert facts is not None
+        if engine is None or facts is None:
+            raise ServerGoneError(f"The vLLM server at {server.url} was lost after its proof.", "It is waited for.")
         self._formats.add((facts.dtype, facts.quantization))
         sizes = (facts.kv_tokens, facts.max_running)
         self._router.join(server.name, engine, *sizes, costs, block_tokens=facts.block_tokens)
@@ -341,8 +341,11 @@ class EngineFleet:
         if not self._renewing.acquire(blocking=False):
             return
         try:
+            if server.name in self._router.names:
+                return
+            self._seen(server, digest=True)  # it may have dropped a request, and answered others before that
             publication = self._publication
-            if publication is not None and server.name not in self._router.names:
+            if publication is not None and server.engine is not None:
                 server.take(publication)
                 for unmeasured in self._costs.unmeasured([server]):
                     self._measure(unmeasured)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -48,6 +49,7 @@ class EngineRouter:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._members: dict[str, Member] = {}
+        self._answers = Counter[str]()
         self._rollouts: dict[str, RoutedRollout] = {}
         self._begun: dict[str, int] = {}
         """Prompt tokens of rollouts that ended unfinished: one may go on later."""
@@ -132,7 +134,7 @@ class EngineRouter:
     ) -> None:
         """An engine is there, for the first time or again. Sizes and costs: as of `RolloutScheduler.join`."""
         with self._lock:
-            self._members[name] = Member(name, engine)
+            self._members[name] = Member(name, engine, advanced_at=self._clock())
             sizes = (capacity_tokens, max_running)
             self._apply(self._scheduler.join(name, *sizes, block_tokens=block_tokens, costs=costs))
             self._changed.notify_all()
@@ -143,32 +145,28 @@ class EngineRouter:
 
         Nothing follows from it at once: the scheduler decides by it when something ends or comes.
         """
-        now = self._clock()
         with self._lock:
             member = self._members.get(name)
-            for asked in member.asked if member is not None else ():
-                found = tokens.get(asked.name, 0)
-                if found <= asked.tokens:
-                    continue
-                asked.tokens, asked.heard_at = found, now
+            for asked in member.hear(tokens, self._clock()) if member is not None else ():
                 if asked.rollout.member is member:
-                    self._grow(asked.rollout.name, found)
+                    self._grow(asked.rollout.name, asked.tokens)
 
     def silent(self, name: str, seconds: float) -> bool:
-        """True if nothing was heard for so long of a request that the engine has, neither tokens nor an answer."""
-        until = self._clock() - seconds
+        """True if an engine that has requests hangs: nothing was heard for so long, neither tokens nor an answer.
+
+        Of one that reports no tokens every request has to be answered within the time.
+        """
         with self._lock:
             member = self._members.get(name)
-            late = [asked for asked in member.asked if asked.heard_at < until] if member is not None else []
-            for asked in late:
+            found, over = member.silent_over(self._clock() - seconds) if member is not None else (False, [])
+            for asked in over:
                 asked.silences += 1
-            return bool(late)
+            return found
 
     def answered(self, name: str) -> int:
-        """Requests that an engine has answered since it joined."""
+        """Requests that an engine of this name has answered since the start, also those before it left and came."""
         with self._lock:
-            member = self._members.get(name)
-            return member.answered if member is not None else 0
+            return self._answers[name]
 
     def leave(self, name: str) -> None:
         """An engine is gone. Its requests are asked for again elsewhere, or wait until there is an engine.
@@ -321,7 +319,7 @@ class EngineRouter:
                 asked.attempt += 1
                 attempt = asked.attempt
                 asked.name, asked.tokens = f"{self._own}-{next(self._numbers)}", len(asked.request.prompt_ids)
-                asked.heard_at = self._clock()
+                asked.heard_at, asked.listed = self._clock(), False
             try:
                 inner = member.engine.submit(replace(asked.request, name=asked.name))
             except ModelError as error:
@@ -335,7 +333,9 @@ class EngineRouter:
             member.asked.discard(asked)
             self._changed.notify_all()
             stale = asked.attempt != attempt or inner.cancelled()
-            member.answered += not inner.cancelled() and inner.exception() is None
+            if not inner.cancelled():
+                member.advanced_at = self._clock()
+                self._answers[member.name] += inner.exception() is None
         if stale:
             return
         error = inner.exception()

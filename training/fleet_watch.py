@@ -53,7 +53,12 @@ class FleetWatch:
             return None
         began, answered = time.monotonic(), self._router.answered(server.name)
         digest = digest or began >= self._next_digest
-        found = server.watch(digest=digest)
+        try:
+            found = server.watch(digest=digest)
+        except ServerGoneError:
+            if server.proved is proved:
+                raise
+            return None  # it was given others meanwhile, and this look had to wait for that
         if digest:
             took = time.monotonic() - began
             self._next_digest = began + max(_LEAST_SECONDS, took / _SHARE)
@@ -71,7 +76,7 @@ class FleetWatch:
     def _refuse(self, what: str, same: int) -> None:
         server = self._server
         since = self._router.answered(server.name) - same
-        if not since:
+        if since <= 0:
             raise ServerGoneError(f"{what} since its proof", "It is given the weights anew.")
         raise OtherWeightsError(
             f"The engine at {server.url} is not what it was proved to be with version {server.took}: {what} after its "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -43,8 +44,18 @@ class RoutedRequest:
     """Prompt and sampled ones, as last heard of."""
     heard_at: float = 0.0
     """Time at which it was sent or last made progress, on the monotonic clock."""
+    listed: bool = False
+    """True if its engine's last report names it: one that waits in the engine's own queue is in none."""
     silences: int = 0
     """Number of engines that were left because nothing was heard of the request."""
+
+    def advanced(self, tokens: int | None, now: float) -> bool:
+        """Take its tokens, or None where a report does not list it. True if it went on: it has more, or has begun."""
+        begun, self.listed = tokens is not None and not self.listed, tokens is not None
+        if not begun and (tokens or 0) <= self.tokens:
+            return False
+        self.tokens, self.heard_at = max(self.tokens, tokens or 0), now
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +90,27 @@ class Member:
     """With the engine."""
     held: list[RoutedRequest] | None = None
     """Requests that came while it takes none; None while it takes them."""
-    answered: int = 0
-    """Requests that it has answered since it joined."""
+    reports: bool = False
+    """True if it says how far its requests are."""
+    advanced_at: float = 0.0
+    """Time at which one of its requests last made progress or was answered, on the monotonic clock."""
+
+    def hear(self, tokens: Mapping[str, int], now: float) -> list[RoutedRequest]:
+        """Take its report, by request name, and find the requests that went on since the last one."""
+        found = [asked for asked in self.asked if asked.advanced(tokens.get(asked.name), now)]
+        self.reports, self.advanced_at = True, now if found else self.advanced_at
+        return found
+
+    def silent_over(self, until: float) -> tuple[bool, list[RoutedRequest]]:
+        """True if nothing was heard of it since `until`, and the requests that may be the reason.
+
+        One that reports is silent if none of its requests went on: some may wait in its queue for as long as others
+        are sampled. Those that it does not list wait for those that it does.
+        """
+        late = [asked for asked in self.asked if asked.heard_at < until]
+        if not late or (self.reports and self.advanced_at >= until):
+            return False, []
+        return True, [asked for asked in late if asked.listed] or late
 
 
 def never_answered() -> ModelError:

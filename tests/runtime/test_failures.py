@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import random
+import sqlite3
+import ssl
 from collections.abc import Callable
+from contextlib import closing
+from email.message import Message
 from pathlib import Path
 from typing import Any, TypedDict
+from urllib.error import HTTPError, URLError
 
 import httpx
 import pytest
@@ -88,6 +94,9 @@ def raised(error: Exception) -> Callable[[str], Any]:
         (reading, '{"steps": [], "answer": 1' + "0" * 400 + "}", ""),
         (asking(raised(RuntimeError("this is no plan"))), "hm", "RuntimeError: this is no plan"),
         (asking(lambda text: Path(text).read_text()), "no/such/file", "FileNotFoundError"),
+        (asking(lambda text: Path(text).read_text()), "a" * 300, "OSError"),
+        (asking(lambda text: sqlite3.connect(":memory:").execute(text)), "SELEC 1", "OperationalError: near"),
+        (asking(httpx.get), "example", "UnsupportedProtocol"),
     ],
 )
 def test_what_a_graph_raises_on_an_answer_is_a_wrong_answer(
@@ -113,6 +122,73 @@ def test_what_a_machine_or_a_service_fails_at_is_not(
     wrapped = ValueError("no page")
     wrapped.__cause__ = error
     assert not may_follow_from_answers(wrapped) and may_follow_from_answers(ValueError("no page"))
+
+
+def of(package: str, *names: str, **attributes: Any) -> Exception:
+    """An error of a package, which need not be here: the last name is its class, those before it are its bases."""
+    kind: type[Exception] = Exception
+    for name in names:
+        kind = type(name, (kind,), {"__module__": f"{package}.exceptions"})
+    error = kind("said")
+    vars(error).update(attributes)
+    return error
+
+
+def by_sqlite(statement: str, before: str = "") -> Exception:
+    """The error that sqlite raises at a statement, after some before it."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(before)
+        with pytest.raises((sqlite3.Error, sqlite3.Warning)) as raised:
+            connection.execute(statement)
+    return raised.value
+
+
+def status(code: int) -> Exception:
+    asked = httpx.Request("GET", "http://h/")
+    return httpx.HTTPStatusError("said", request=asked, response=httpx.Response(code, request=asked))
+
+
+@pytest.mark.parametrize(
+    ("error", "may"),
+    [
+        (by_sqlite("SELEC 1"), True),
+        (by_sqlite("SELECT * FROM locked"), True),
+        (by_sqlite("SELECT 1; SELECT 2"), True),
+        (by_sqlite("INSERT INTO t VALUES (1), (1)", "CREATE TABLE t (a UNIQUE)"), True),
+        (by_sqlite("CREATE TABLE t (a)", "PRAGMA query_only = 1"), False),
+        (sqlite3.OperationalError("database is locked"), False),
+        (sqlite3.OperationalError("disk I/O error"), False),
+        (sqlite3.OperationalError("unable to open database file"), False),
+        (of("sqlalchemy", "DBAPIError", "OperationalError", orig=by_sqlite("SELEC 1")), True),
+        (of("sqlalchemy", "OperationalError", orig=sqlite3.OperationalError("database is locked")), False),
+        (of("sqlalchemy", "NoSuchTableError"), True),
+        (of("psycopg", "DatabaseError", "ProgrammingError", "UndefinedTable"), True),
+        (of("psycopg", "ProgrammingError", "InsufficientPrivilege"), False),
+        (of("psycopg", "DatabaseError", "OperationalError", "QueryCanceled"), False),
+        (httpx.InvalidURL("said"), True),
+        (of("requests", "RequestException", "MissingSchema"), True),
+        (of("requests", "RequestException", "InvalidURL", "InvalidProxyURL"), False),
+        (of("requests", "RequestException", "ConnectionError"), False),
+        (of("urllib3", "LocationValueError", "LocationParseError"), True),
+        *((status(code), True) for code in (400, 404, 422)),
+        *((status(code), False) for code in (301, 401, 403, 407, 408, 425, 429, 500, 503)),
+        (of("openai", "BadRequestError", status_code=400), True),
+        (of("aiohttp", "ClientResponseError", status=404), True),
+        (of("pymongo", "OperationFailure", code=462), False),
+        (HTTPError("http://h/", 404, "said", Message(), None), True),
+        (HTTPError("http://h/", 502, "said", Message(), None), False),
+        (URLError(ConnectionRefusedError()), False),
+        *((OSError(getattr(errno, name), "said"), True) for name in ("ENAMETOOLONG", "EINVAL", "ENOENT", "EEXIST")),
+        *((OSError(getattr(errno, name), "said"), True) for name in ("EISDIR", "ENOTDIR")),
+        *((OSError(getattr(errno, name), "said"), False) for name in ("EACCES", "EIO", "ENOSPC", "ECONNREFUSED")),
+        (ssl.SSLWantReadError(errno.EINVAL, "said"), False),
+    ],
+    ids=lambda value: value if isinstance(value, bool) else repr(value)[:40],
+)
+def test_what_a_service_was_asked_amiss_may_be_the_policys(error: Exception, may: bool) -> None:
+    handled = ValueError("no page")
+    handled.__context__ = error
+    assert (may_follow_from_answers(error), may_follow_from_answers(handled)) == (may, may)
 
 
 def test_what_happens_by_chance_does_not_happen_twice(store: RunStore, environment: LocalEnvironment) -> None:

@@ -253,36 +253,70 @@ def test_the_scheduler_is_told_the_size_of_a_servers_blocks() -> None:
     assert [each.block_tokens for each in scheduler._all()] == [128]
 
 
-def test_an_engine_is_silent_when_nothing_is_heard_of_one_of_its_requests() -> None:
+def clocked() -> tuple[EngineRouter, list[float]]:
+    """A router, and its clock to be set."""
     now = [0.0]
-    routing, engine = EngineRouter(RolloutScheduler(scheduling_policy("static_rollouts")), lambda: now[0]), HandEngine()
+    return EngineRouter(RolloutScheduler(scheduling_policy("static_rollouts")), lambda: now[0]), now
+
+
+def test_an_engine_that_reports_is_silent_when_none_of_its_requests_goes_on() -> None:
+    """One that is only busy has some in its own queue, for as long as it takes."""
+    routing, now = clocked()
+    engine = HandEngine()
     routing.join("e0", engine, 1000, 64, None)
-    first, second = routing.submit(request("r/0/0", 4)), routing.submit(request("r/0/1", 4))
-    now[0] = 9.0
-    assert not routing.silent("e0", 10)
-    routing.heard("e0", {asked.name: 4 + k for k, (asked, _) in enumerate(engine.open)})
-    now[0] = 11.0
-    assert routing.silent("e0", 10), "the first has the tokens of its prompt and no more"
+    answers = [routing.submit(request(f"r/0/{k}", 4)) for k in range(3)]
+    sampled, answered, queued = (asked.name for asked, _ in engine.open)
+    for at in range(5, 30, 5):
+        now[0] = float(at)
+        routing.heard("e0", {sampled: 4 + at, answered: 4})
+        assert not routing.silent("e0", 10)
+    now[0] = 34.0
+    engine.open[1][1].set_result(Completion((7,), (-0.5,), FinishReason.STOP, 0))
+    now[0] = 40.0
+    routing.heard("e0", {sampled: 29})
+    assert not routing.silent("e0", 10), "one was answered"
+    now[0] = 43.0
+    routing.heard("e0", {sampled: 29, queued: 4})
+    now[0] = 50.0
+    assert not routing.silent("e0", 10), "one has left the queue"
+    now[0] = 54.0
+    routing.heard("e0", {sampled: 29, queued: 4})
+    assert routing.silent("e0", 10)
+    assert [answer.done() for answer in answers] == [False, True, False]
+
+
+def test_an_engine_that_reports_nothing_has_to_answer_each_request_within_the_time() -> None:
+    routing, now = clocked()
+    engine = HandEngine()
+    routing.join("e0", engine, 1000, 64, None)
+    now[0] = 100.0
+    assert not routing.silent("e0", 10), "it was asked nothing"
+    routing.submit(request("r/0/0"))
+    routing.submit(request("r/0/1"))
+    now[0] = 109.0
     engine.answer()
-    assert first.result(5) and not second.done() and not routing.silent("e0", 10)
+    assert not routing.silent("e0", 10)
+    now[0] = 111.0
+    assert routing.silent("e0", 10)
 
 
 def test_a_request_over_which_several_engines_fall_silent_fails_and_the_others_go_on() -> None:
-    now = [0.0]
-    routing = EngineRouter(RolloutScheduler(scheduling_policy("static_rollouts")), lambda: now[0])
-    stuck = routing.submit(request("r/0/0"))
+    routing, now = clocked()
+    stuck, queued = routing.submit(request("r/0/0")), routing.submit(request("r/0/1"))
     for k in range(3):
         engine = HandEngine()
         routing.join("e0", engine, 1000, 64, None)
         other = routing.submit(request(f"r/1/{k}"))
         now[0] += 11.0
-        routing.heard("e0", {asked.name: 5 for asked, _ in engine.open if asked.thread != "r/0/0"})
+        routing.heard("e0", {asked.name: 4 for asked, _ in engine.open if asked.thread == "r/0/0"})
+        now[0] += 11.0
         assert routing.silent("e0", 10) and not stuck.done()
         routing.leave("e0")
         assert not other.done()
     with pytest.raises(ModelError, match="got no answer: 3 times"):
         stuck.result(5)
-    assert routing.unanswered == 3
+    assert not queued.done(), "it waited for the other, in the engine's queue"
+    assert routing.unanswered == 4
 
 
 class Chaos:

@@ -6,6 +6,7 @@ The servers are stubs whose workers have halves of the bytes that came; real one
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,15 @@ import torch
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import GenerationRequest
+from hrm_agent.models.vllm import connection
 from hrm_agent.testing import block_until
 from hrm_agent.training.engine_fleet import EngineFleet
+from hrm_agent.training.fleet_server import FleetServer
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.scheduling_policies import scheduling_policy
 from hrm_agent.trajectory import Sampling
 from tests.support.vllm.fleet_stub import FleetStub, opened_on_stubs
+from tests.support.vllm.stub import hangs_up
 
 
 def publish(fleet: EngineFleet, version: int) -> None:
@@ -100,6 +104,40 @@ def test_what_becomes_of_a_server_after_its_proof_stops_the_step(
             rolled_out(fleet, 2)
         with pytest.raises(ModelError, match="not what it was proved"):
             fleet.submit(GenerationRequest((5, 6, 7), Sampling(max_tokens=4), thread="r/step-2/9"))
+
+
+@pytest.mark.parametrize("seen_by", ["its_watcher", "the_last_look"])
+def test_a_server_that_comes_back_answers_with_old_weights_and_drops_a_request_is_looked_at(
+    seen_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub, may_look = FleetStub(), threading.Event()
+    real = FleetServer.look
+
+    def look(server: FleetServer) -> str | None:
+        may_look.wait(60)
+        return real(server)
+
+    may_look.set()
+    monkeypatch.setattr(connection, "_FIRST_SECONDS", 0.01)
+    with opened_on_stubs(tmp_path, RolloutScheduler(scheduling_policy("least_requests")), [stub]) as fleet:
+        monkeypatch.setattr(FleetServer, "look", look)
+        publish(fleet, 1)
+        rolled_out(fleet, 1)
+        may_look.clear()
+        stub.start_again()
+        asked = [GenerationRequest((5, 6, 7), Sampling(max_tokens=4), thread=f"r/step-2/{k}") for k in range(2)]
+        try:
+            fleet.submit(asked[0]).result(60)
+            stub.next.extend([hangs_up] * 5)  # each is tried again as often
+            dropped = fleet.submit(asked[1])
+            block_until(lambda: fleet.metrics()["engines"] == 0)
+            if seen_by == "the_last_look":
+                with pytest.raises(ModelError, match=r"not what it was proved to be.*answered 1 req"):
+                    fleet.vouch()
+        finally:
+            may_look.set()
+        with pytest.raises(ModelError, match=r"not what it was proved to be.*answered 1 req"):
+            dropped.result(60)
 
 
 @pytest.mark.parametrize("happens", [FleetStub.start_again, is_given_anothers])
