@@ -38,7 +38,7 @@ LEAST_OUTPUT_BYTES = 2**14
 OUTPUT_FACTOR = 8
 """Kept is so many times the right answer: what is longer is another one."""
 PROMPT_BYTES = 2**6
-"""Of a prompt of `input`, and of what tells its place."""
+"""Room for a prompt of `input` and its place in the output."""
 MAX_OUTPUT_BYTES = 2**25
 MAX_ENDED = 16
 """Processes that the calls of one program may end; the calls after it fail."""
