@@ -239,12 +239,13 @@ class Expressions(Objects):
         if name in _WRITE or not function.is_known:
             self.shown += [*args, *keywords.values()] if name in _WRITE or function.is_noise else []
         if name in _CHANGE and not base.is_known:
-            base.kind = max([base.kind, *(each.kind for each in args)])
+            base.kind, base.own_word = max([base.kind, *(each.kind for each in args)]), ""
         return self.invoke(function, args, keywords)
 
     def _print(self, args: list[Value], keywords: dict[str, Value]) -> Value:
         for each in (*args, *keywords.values()):
-            self.shown.append(each if each.kind >= self.control else Value(self.control, each.known))
+            kind = self.control if each.own_word else max(each.kind, self.control)
+            self.shown.append(Value(kind, each.known))
         return Value(GIVEN, None)
 
     _BY_NODE: ClassVar[dict[type[ast.expr], Any]] = {

@@ -82,9 +82,13 @@ class Objects:
         if isinstance(known, Module):
             own = MODULES.get(known.name, {})
             written = known.name in WRITERS or f"{known.name}.{name}" in WRITERS
-            return Value(GIVEN, own[name]) if name in own else Value(GIVEN if written else CALCULATED)
+            if name in own:
+                return Value(GIVEN, own[name])
+            return Value(GIVEN if written else CALCULATED, own_word="module")
         if base.is_noise:
             return Value(GIVEN)
+        if base.own_word == "module":
+            return Value(base.kind, own_word="module")
         bound = method(known, name)
         if bound is not None:
             return Value(base.kind, bound)
@@ -150,7 +154,7 @@ class Objects:
 
     def change(self, base: Value, name: str, args: list[Value]) -> Value:
         """A method that changes the object it is called on."""
-        base.kind = max([base.kind, self.control, *(each.kind for each in args)])
+        base.kind, base.own_word = max([base.kind, self.control, *(each.kind for each in args)]), ""
         change = getattr(base.known, name, None) if isinstance(base.known, (bytearray, dict, list, set)) else None
         if change is None or not all(each.is_known for each in args):
             base.known = UNKNOWN

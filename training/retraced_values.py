@@ -38,11 +38,13 @@ FAILS = (Exception,)
 class Value:
     """Knowledge of one object of the session. All names of the object share it, so that each sees a change."""
 
-    __slots__ = ("kind", "known")
+    __slots__ = ("kind", "known", "own_word")
 
-    def __init__(self, kind: int, known: Any = UNKNOWN) -> None:
+    def __init__(self, kind: int, known: Any = UNKNOWN, own_word: str = "") -> None:
         self.kind = kind
         self.known = known
+        self.own_word = own_word
+        """`class` for a class of the session, `module` for something of a module: shown as it is, it tells nothing."""
 
     @property
     def is_known(self) -> bool:

@@ -115,7 +115,7 @@ class SessionValues(Expressions):
 
     def _show(self, value: Value) -> None:
         if value.known is not None:
-            self.shown.append(value)
+            self.shown.append(value if not value.own_word else Value(GIVEN))
 
     def enter(self, function: Function, local: dict[str, Value]) -> Value:
         node = function.node
@@ -223,7 +223,7 @@ class SessionValues(Expressions):
 
     def _opaque(self, node: ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef) -> None:
         """It is not followed; what stands in it is noted, and what follows from that."""
-        self.scopes[-1][node.name] = Value(CALCULATED)
+        self.scopes[-1][node.name] = Value(CALCULATED, own_word="class" if isinstance(node, ast.ClassDef) else "")
         for each in islice((each for each in ast.walk(node) if isinstance(each, _MADE)), _MOST_MADE):
             value = self.value(each)
             self._given += [value] if value.kind == GIVEN else []

@@ -96,6 +96,25 @@ def test_what_is_worked_out_counts(codes: list[str], shown: str) -> None:
     assert count_calls(calls).effective == len(codes)
 
 
+@pytest.mark.parametrize(
+    ("code", "shown", "effective"),
+    [
+        ("class A: pass\nprint(A)", "<class '__main__.A'>", 0),
+        ("class A: pass\nA", "<class '__main__.A'>", 0),
+        ("import errno\nprint(errno.ENOENT)", "2", 0),
+        ("from errno import ENOENT\nENOENT", "2", 0),
+        ("import http\nprint(http.HTTPStatus.OK)", "200", 0),
+        ("class A:\n    n = 23 * 17\nprint(A.n)", "391", 1),
+        ("class A:\n    def f(self): return 23 * 17\nprint(A().f())", "391", 1),
+        ("import enum\nclass C(enum.Enum):\n    A = 23 * 17\nfor c in C: print(c.value)", "391", 1),
+        ("import calendar\nprint(calendar.timegm((2024, 3, 9)))", "1709942400", 1),
+        ("import http\nprint(http.HTTPStatus.OK * 17)", "3400", 1),
+    ],
+)
+def test_classes_and_attributes_of_modules_show_nothing_as_they_are(code: str, shown: str, effective: int) -> None:
+    assert count_calls([ran("a", code, shown)]).effective == effective
+
+
 def test_what_is_found_out_about_the_problem_counts() -> None:
     counts = ran("a", "print('strawberry'.count('r'))", "3\n")
     assert count_calls([counts]).effective == 0
