@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from hrm_agent.models.engine import GenerationRequest
+from hrm_agent.models.vllm.server import ServerSilentError
+from hrm_agent.models.vllm.weights import Watched
 from hrm_agent.testing import block_until
 from hrm_agent.training.engine_fleet import EngineFleet
+from hrm_agent.training.fleet_server import FleetServer
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.scheduling_policies import scheduling_policy
 from hrm_agent.trajectory import Sampling
@@ -88,3 +92,27 @@ def test_a_server_that_hangs_while_it_is_given_weights_is_left(tmp_path: Path) -
         stubs[0].faults.add("hangs")
         publish(fleet, 2)
         assert fleet.metrics()["engines"] == 1 and len(asked(fleet, 4)) == 4
+
+
+def test_a_look_that_had_to_wait_for_a_publish_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, renewed, over = threading.Event(), threading.Event(), threading.Event()
+    real = FleetServer.watch
+
+    def watch(server: FleetServer, *, digest: bool) -> Watched:
+        if not threading.current_thread().name.startswith("engine "):
+            return real(server, digest=digest)
+        if waits.is_set():
+            over.set()
+            return real(server, digest=digest)
+        waits.set()
+        renewed.wait(60)
+        raise ServerSilentError("said nothing", "wait")
+
+    with opened_on_stubs(tmp_path, scheduler(), [FleetStub()]) as fleet:
+        publish(fleet, 1)
+        monkeypatch.setattr(FleetServer, "watch", watch)
+        assert waits.wait(60)
+        publish(fleet, 2)
+        renewed.set()
+        assert over.wait(60)
+        assert fleet.metrics()["lost"] == 0 and fleet.metrics()["engines"] == 1
