@@ -228,10 +228,10 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
         """A configuration of keys by their own names, whichever table they stand in: `of(steps=3, group_size=4)`."""
         return cls.model_validate(in_tables(cls, keys))
 
-    def but(self, **keys: Any) -> Self:
-        """This one with other values, by the keys' own names."""
+    def but(self, *, on_record: bool = False, **keys: Any) -> Self:
+        """This one with other values, by the keys' own names. `on_record`: it may be of an earlier version's run."""
         given = in_tables(type(self), {**self.model_dump(), **keys})
-        return self.model_validate(given, context=ON_RECORD)  # this one was accepted, now or when its run was begun
+        return self.model_validate(given, context=ON_RECORD if on_record else None)
 
     @model_validator(mode="before")
     @classmethod

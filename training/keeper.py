@@ -57,7 +57,7 @@ class Keeper:
         if state is None:
             return RunProgress()
         block = int(state.get("shuffle_block", config.steps * config.rollout.prompts_per_step))
-        self.config = config.but(shuffle_block=block)
+        self.config = config.but(on_record=True, shuffle_block=block)
         drawn = version * config.rollout.prompts_per_step
         return RunProgress.model_validate(state["progress"]) if "progress" in state else RunProgress(cursor=drawn)
 

@@ -24,7 +24,7 @@ def chosen_groups(config: GrpoConfig, folder: Path, *, one_pass: bool) -> tuple[
         from hrm_agent.training.recorded_groups import kept_groups, select_groups
 
     whole = tuple(where if "://" in where else str(Path(where).resolve()) for where in config.source)
-    config = config.but(source=whole)
+    config = config.but(on_record=True, source=whole)
     groups = kept_groups(folder)
     if groups is not None and groups.sources != whole:
         raise RunError(
@@ -32,5 +32,5 @@ def chosen_groups(config: GrpoConfig, folder: Path, *, one_pass: bool) -> tuple[
         )
     groups = groups or select_groups(config, own_store(config, folder))
     if one_pass:
-        config = config.but(steps=groups.steps_of_pass(config.rollout.prompts_per_step))
+        config = config.but(on_record=True, steps=groups.steps_of_pass(config.rollout.prompts_per_step))
     return config, groups.lines(config.steps, config.rollout.prompts_per_step)

@@ -109,7 +109,7 @@ def test_a_key_that_never_acted_does_not_keep_an_earlier_run_from_going_on(
 def test_a_run_of_values_that_an_earlier_version_took_goes_on(taken: dict[str, object]) -> None:
     values = in_tables(GrpoConfig, taken)
     config = build_config(GrpoConfig, values, "config.toml", on_record=True)
-    assert config.but(shuffle_block=7).rollout.shuffle_block == 7
+    assert config.but(on_record=True, shuffle_block=7).rollout.shuffle_block == 7
     with pytest.raises(ConfigError, match="does not go with"):
         build_config(GrpoConfig, values, "from the flags")
 
