@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hrm_agent.training.checkpoints import MANIFEST
-from hrm_agent.training.configs import DemoConfig
+from hrm_agent.training.configs import DemoConfig, GrpoConfig
 from hrm_agent.training.grpo import train
 
-__all__ = ["REINFORCEMENT", "build_trained"]
+__all__ = ["REINFORCEMENT", "build_trained", "card_of"]
 
 REINFORCEMENT = DemoConfig().train
 """The recipe, which is the demo's; start and seed are replaced by the caller's. It learns fast, for each step costs the
@@ -26,4 +26,9 @@ def build_trained(
     config = REINFORCEMENT.model_copy(update={"policy": str(start), "seed": seed})
     model = asyncio.run(train(config, run, on_step=progress))
     shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))  # of another README
-    (out / "README.md").write_text(CARD.read_text(encoding="utf-8").format(config=config), encoding="utf-8")
+    (out / "README.md").write_text(card_of(config), encoding="utf-8")
+
+
+def card_of(config: GrpoConfig) -> str:
+    """The card of a policy that `config` has trained."""
+    return CARD.read_text(encoding="utf-8").format(config=config, loss=config.loss.model_dump(mode="json"))

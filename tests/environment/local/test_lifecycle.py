@@ -285,7 +285,7 @@ def test_without_namespaces_a_snippet_ends_by_any_signal_and_nobody_else_does() 
         async def main():
             environment = LocalEnvironment(slots=2, isolation=Isolation.L1)
             others = set()
-            for number in sorted(set(range(1, 65)) - set(range(19, 23))):
+            for number in sorted(set(range(1, 65)) - set(range(19, 23)) - {{32, 33}}):  # those are of the C library
                 die = f"import os, signal; number = {{number}}"
                 die += "; number in (2, 13, 25) and signal.signal(number, signal.SIG_DFL); os.kill(os.getpid(), number)"
                 for session in (None, "s"):

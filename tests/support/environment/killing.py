@@ -36,7 +36,7 @@ def at_depth(depth: int, top: int | None = None) -> Iterator[int]:
         steps, parent = 0, pid
         while parent not in (top, 0):
             steps, parent = steps + 1, _parent(parent)
-        if steps == depth:
+        if steps == depth and parent == top:
             yield pid
 
 

@@ -14,7 +14,7 @@ from hrm_agent.training.small_policy.__main__ import main
 from hrm_agent.training.small_policy.cards import figures_of_card, read_spread
 from hrm_agent.training.small_policy.figures import measure
 from hrm_agent.training.small_policy.inputs import cold_start_inputs, inputs_of_card, stale, trained_digest
-from hrm_agent.training.small_policy.trained import CARD, REINFORCEMENT
+from hrm_agent.training.small_policy.trained import REINFORCEMENT, card_of
 
 POLICIES = ("cold-start", "trained")
 
@@ -69,7 +69,7 @@ def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
 
 
 def test_the_card_of_a_build_is_written_from_the_configuration() -> None:
-    text = CARD.read_text(encoding="utf-8").format(config=REINFORCEMENT)
+    text = card_of(REINFORCEMENT)
     assert "30 steps of grpo-roc" in text and "16 rollouts each" in text and "clip 0.2 / 0.28" in text
 
 
