@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -37,7 +38,7 @@ __all__ = ["Objects"]
 _DEEPEST = 12
 
 
-class Objects:
+class Objects(ABC):
     """Objects by the names of the scopes of the moment."""
 
     def __init__(self, problem: str) -> None:
@@ -49,13 +50,13 @@ class Objects:
         self.control = GIVEN
         """Kind of the conditions under which what is looked at is reached."""
 
+    @abstractmethod
     def value(self, node: ast.expr) -> Value:
         """Value of an expression."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enter(self, function: Function, local: dict[str, Value]) -> Value:
         """Value that the body of a function returns."""
-        raise NotImplementedError
 
     def tick(self) -> None:
         self.steps -= 1

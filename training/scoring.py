@@ -72,7 +72,7 @@ async def _unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
 
 
 async def scored(scorer: Scorer, store: RunStore, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The trajectories, in their order, with the rewards of those that can be judged; what has rewards keeps them.
+    """Trajectories in their order, with rewards where they can be judged. Rewards that exist are kept.
 
     One whose scoring has a fault has that as its `error`, which is on record with the scoring alone.
     """

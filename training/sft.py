@@ -182,7 +182,7 @@ class _Course:
         return {"step": step, **row, "seconds": time.perf_counter() - began}
 
     def end(self) -> None:
-        """Leave the model as the run comes to it. Raises `RunError` where no step could be taken."""
+        """Give the model its final weights. Raises `RunError` if no step could be taken."""
         self._skipped.end()
         if self._mean is not None:
             self._mean.take_place()

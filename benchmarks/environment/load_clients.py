@@ -53,7 +53,7 @@ class Tally:
         self.outcomes = 0
         """That the server has to count: calls whose answer somebody waited for."""
         self.seconds: dict[str, list[float]] = {}
-        """Name of a phase -> of each call that is no attack, from its submission to its answer."""
+        """Seconds from submission to answer, by phase, of each call that is not an attack."""
         self.phase = ""
         self.attacks = Counter[str]()
         """By kind, of those that an `Attacker` made."""

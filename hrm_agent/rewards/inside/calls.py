@@ -23,7 +23,7 @@ def load(source, unusual):
 
 
 def returned(call):
-    """`["=", data]` of what an expression comes to in that module, or `["!", error]`."""
+    """Evaluate an expression in that module: `["=", data]` of its value, or `["!", error]`."""
     try:
         return ["=", data(eval(call, sys.modules["solution"].__dict__))]
     except BaseException as error:

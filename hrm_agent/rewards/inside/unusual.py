@@ -51,7 +51,7 @@ def data_of_numpy(value):
 
 
 def data_of_number(value):
-    """None for what is no number."""
+    """Number as plain data (None: `value` is not a number)."""
     numbers, decimal = sys.modules.get("numbers"), sys.modules.get("decimal")
     if isinstance(value, (int, getattr(numbers, "Integral", int))):
         return data(int(value))
