@@ -141,7 +141,7 @@ def queue() -> None:
 
 
 def launches() -> None:
-    """What is raised when a call is begun is that call's outcome, and its slot is free again."""
+    """An error at the beginning of a call is that call's outcome, and its slot is free again."""
     workers = ThreadWorkers(1)
     scheduler = Scheduler(workers)
     scheduler.submit(Submission("value 0", session="s")).result(MINUTE)

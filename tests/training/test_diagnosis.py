@@ -1,4 +1,4 @@
-"""What a training that learns nothing says of itself: the cause that explains most of its counts."""
+"""A training that learns nothing names the cause that explains most of its counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of a policy is the policy: nothing is dropped in an update of reinforcement learning."""
+"""An update of reinforcement learning drops nothing: the policy that is measured is the policy."""
 
 from __future__ import annotations
 

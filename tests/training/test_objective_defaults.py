@@ -1,4 +1,4 @@
-"""What an objective has of its own, what has no effect, and how often a rollout is divided by its tokens."""
+"""Defaults of each objective, options without effect, and how often a rollout is divided by its tokens."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -64,8 +64,8 @@ class Calls:
             self.ended()
 
     async def answer(self, client: Client, submission: Submission, held_since: float | None = None) -> dict[str, Any]:
-        """The outcome as an answer, or why there is none. `held_since`: by the monotonic clock; it waits since then."""
-        return await answer_or_error(self._answer(client, submission, held_since))
+        """The outcome as an answer, else the reason for none. `held_since`: seconds of the monotonic clock."""
+        return await answer_or_error(lambda: self._answer(client, submission, held_since))
 
     async def _answer(self, client: Client, submission: Submission, held_since: float | None) -> dict[str, Any]:
         if held_since is None:
@@ -102,10 +102,13 @@ class Calls:
                 await self._idle.wait()
 
 
-async def answer_or_error(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """The answer that `work` gives, else the error that it raised as one."""
+async def answer_or_error(work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+    """The answer that `work` gives, else the error that it raised as one.
+
+    A task that is cancelled before its first step begins no work.
+    """
     try:
-        return await work
+        return await work()
     except HrmError as error:
         return {"error": error.message, "hint": error.hint}
     except Exception:  # whatever it is, the client is to have an answer

@@ -125,7 +125,7 @@ class Stream:
         elif self._calls.draining:
             self._exchange.answer(key, {"away": True})
         elif "run" not in message:
-            self._exchange.take_work(key, lambda: answer_or_error(self._control(message)))
+            self._exchange.take_work(key, lambda: answer_or_error(lambda: self._control(message)))
         else:
             try:
                 submission = parse_submission(message["run"])

@@ -1,4 +1,4 @@
-"""What a training, and an evaluation, says and returns where something fails in every rollout."""
+"""A training, and an evaluation, in which something fails in every rollout: its words and its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host makes of a slot's reply and of what a snippet left in its files."""
+"""The host's reading of a slot's reply and of the files that a snippet left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one connection has under way: what is reserved for it, what does not wait, what is left when it has ended."""
+"""One connection: the room reserved for its calls, the requests that do not wait, and nothing left at its end."""
 
 from __future__ import annotations
 

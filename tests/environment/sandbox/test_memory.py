@@ -1,4 +1,4 @@
-"""What is read of processes in /proc: nothing of it is what a snippet chose."""
+"""Readings of processes in /proc: a snippet chooses none of them."""
 
 from __future__ import annotations
 

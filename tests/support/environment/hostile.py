@@ -129,7 +129,7 @@ class HostileCall:
 
 
 def hostile_bytes(chance: random.Random) -> bytes:
-    """Of any length up to some hundred thousand."""
+    """A text of any length up to some hundred thousand."""
     pieces = [chance.choice(_WORDS) for _ in range(chance.randrange(4))]
     if chance.random() < 0.4:
         pieces.append(chance.randbytes(chance.choice((1, 7, 1023, 1024, 1025, 5000))))
@@ -294,7 +294,7 @@ def hostile_calls(seed: int, count: int, parts: Sequence[str] = tuple(PIECES)) -
 
 
 def complaints(result: ExecutionResult, limits: Limits = LIMITS) -> list[str]:
-    """What is wrong with the outcome of a hostile call; empty if nothing is."""
+    """Faults in the outcome of a hostile call; empty if it has none."""
     found = list[str]()
     if result.status not in POSSIBLE:
         found.append(f"{result.status}: {result.stderr[-200:]!r}")
@@ -320,7 +320,7 @@ def complaints(result: ExecutionResult, limits: Limits = LIMITS) -> list[str]:
 
 @dataclass(slots=True)
 class Figures:
-    """What came of an attack."""
+    """The outcome of an attack."""
 
     calls: int = 0
     others: int = 0

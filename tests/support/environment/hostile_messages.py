@@ -240,7 +240,7 @@ async def _fuzz(url: str, tokens: list[str], cases: int, seed: int, *, show: boo
 
 
 class _Complaints(logging.Handler):
-    """What the server logs as an error: each is a surprise."""
+    """Errors in the server's log: each is a surprise."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -251,7 +251,7 @@ class _Complaints(logging.Handler):
 
 
 def fuzzed(cases: int, seed: int, *, show: bool = False) -> Fuzz:
-    """What came of so many cases."""
+    """The outcome of a number of cases."""
     complaints = _Complaints()
     logging.getLogger().addHandler(complaints)
     try:

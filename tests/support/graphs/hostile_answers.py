@@ -63,7 +63,7 @@ REFUSALS = (
     "{% for c in message.tool_calls or [] %}{{ 7 // (c.function.arguments | length - 1) }}{% endfor %}",
     "{% if message.content | length > 40 %}{{ message.content.missing.attribute }}{% endif %}",
 )
-"""What templates do with an answer: refuse it in words, or by an error of the program that a template is."""
+"""Templates that refuse an answer, in words or by an error of the program that a template is."""
 
 
 def hostile_answer(rng: random.Random) -> str:

@@ -15,7 +15,7 @@ from hrm_agent.training.tasks import Task
 
 
 class Plan(BaseModel):
-    """What is to be done."""
+    """The task."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

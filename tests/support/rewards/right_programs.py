@@ -15,7 +15,7 @@ class Answer:
     """The final text of the run."""
     tests: tuple[Any, ...]
     wrong: tuple[str, str]
-    """What in the text is replaced by what, so that it is wrong."""
+    """Pairs of texts: the first is replaced by the second, which is wrong."""
 
 
 def fenced(code: str, info: str = "python", fence: str = "```") -> str:

@@ -23,7 +23,7 @@ SIZES: dict[str, Any] = {
 
 
 def longrope_model(seed: int = 0, **changes: Any) -> Any:
-    """Of two layers, for texts of up to 192 tokens."""
+    """A model of two layers, for texts of up to 192 tokens."""
     settings: dict[str, Any] = {
         **SIZES,
         "max_position_embeddings": 192,

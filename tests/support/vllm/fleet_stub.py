@@ -51,7 +51,7 @@ class FleetStub(VllmStub):
         self.taken = 0
         self.boot = secrets.token_hex(4)
         self.counts = False
-        """Whether it says that each of its requests has one token more whenever it is asked."""
+        """True if it says that each of its requests has one token more whenever it is asked."""
         self._tokens: dict[str, int] = {}
         self._found = self._looked_for = 0
         self._cached: set[tuple[str, tuple[int, ...]]] = set()

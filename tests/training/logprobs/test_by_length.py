@@ -57,7 +57,7 @@ def row_of(tokens: np.ndarray, mask: np.ndarray, sequence: int) -> Row:
 
 @pytest.fixture(scope="module")
 def expected() -> list[np.ndarray]:
-    """Of each row, by a pass of the model for every token."""
+    """Log-probs of each row, by a pass of the model for every token."""
     model, given = longrope_model(), rows()
     found = [expected_logprobs(model, row.token_ids.tolist(), 1).numpy() for row in given]
     return [logprobs[row.loss_mask[1:]] for logprobs, row in zip(found, given, strict=True)]
