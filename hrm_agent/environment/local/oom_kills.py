@@ -40,7 +40,7 @@ class OomKills:
         except OSError:
             return 0
         try:
-            return figure(os.read(file, 1 << 16), b"oom_kill ")
+            return figure(os.pread(file, 1 << 16, 0), b"oom_kill ")
         except OSError:
             return 0
         finally:

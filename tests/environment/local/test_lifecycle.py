@@ -13,13 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from blockbuster import blockbuster_ctx
 
 from hrm_agent.environment import LocalEnvironment, active_environment, using_environment
+from hrm_agent.environment.local import oom_kills
 from hrm_agent.errors import HrmError
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import ToolStatus
 from tests.environment.attacks.host import descendants
-from tests.support.environment.contract import CHAIN, FOREVER, LONG, SHORT, gauge
+from tests.support.environment.contract import CHAIN, FOREVER, IDLE, LONG, SHORT, gauge
 from tests.support.environment.held import HOLD, Releasing, let_go, until_held
 from tests.support.environment.killing import SLOT, at_depth
 
@@ -47,6 +49,35 @@ def test_works_across_event_loops_and_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(run, range(8))) == [str(i + 1) for i in range(8)]
     environment.shutdown()
+
+
+async def test_no_step_of_a_call_blocks_the_event_loop_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that watch their loop (`langgraph dev` does) fail a call that blocks it."""
+    monkeypatch.setattr(oom_kills, "RECENT_SECONDS", 0.0)  # no call does without a look at the kernel's count
+    environment = LocalEnvironment(slots=2)
+    try:
+        await environment.execute("1")
+        with blockbuster_ctx(["hrm_agent"]):
+            plain, wrong, long, first = await asyncio.gather(
+                environment.execute("6 * 7"),
+                environment.execute("1 / 0"),
+                environment.execute(IDLE, limits=SHORT),
+                environment.execute("x = 1", session="a"),
+            )
+            await environment.fork_session("a", "b")
+            other = await environment.execute("x + 1", session="b")
+            await environment.end_session("a")
+            given_up = asyncio.create_task(environment.execute(FOREVER))
+            while not given_up.done() and await gauge(environment, "running") == 0:
+                await asyncio.sleep(0.01)
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+            assert not await environment.check_health()
+    finally:
+        await environment.close()
+    statuses = [outcome.status for outcome in (plain, wrong, long, first, other)]
+    assert statuses == [ToolStatus.OK, ToolStatus.ERROR, ToolStatus.TIMEOUT, ToolStatus.OK, ToolStatus.OK]
+    assert (plain.value, other.value) == ("42", "2")
 
 
 async def test_what_is_warm_starts_no_process_for_a_call() -> None:

@@ -121,7 +121,9 @@ def cycle(x):
     a.append(a)
     return a
 """
-SIGNALS = tuple(set(range(1, 32)) - {19, 20, 21, 22})
+_NAMES = ("VmHWM: x", "VmHWM:\t9 kB", "a) R 1", "\n", ")", "PPid:\t1")
+"""Names of a process, as it may choose them."""
+SIGNALS = tuple((set(range(1, 32)) | set(range(34, 65))) - {19, 20, 21, 22})
 """But for those that stop a process, which ends in its time."""
 
 
@@ -165,6 +167,7 @@ _DEEDS: tuple[Callable[[Draw], str], ...] = (
     lambda draw: f"os.kill(os.getpid(), {draw.choice(SIGNALS)})",
     lambda draw: f"signal.raise_signal({draw.choice(SIGNALS)})",
     lambda draw: f"signal.signal({draw.choice([2, 15, 24, 11])}, lambda *a: os._exit(0))",
+    lambda draw: f"open('/proc/self/comm', 'w').write({draw.choice(_NAMES)!r})",
     lambda draw: "os.abort()",
     lambda draw: "__import__('ctypes').string_at(0)",
     lambda draw: f"os.close({draw.randint(0, 9)})",
