@@ -128,6 +128,8 @@ async def warm_up(environment: Environment, host: Host, slots: int) -> None:
         await asyncio.gather(*(environment.execute(code, limits=Limits(200, 200)) for _ in range(slots)))
         await environment.execute(code, session="warm", limits=Limits(200, 200))
         await environment.end_session("warm")
+    large = HEALTHY.format(0) + f"\n{'#' * 300_000}"  # Ray opens connections for these
+    await environment.execute(large, limits=Limits(200, 200))
     await health(environment, slots)
     await asyncio.sleep(0.5)
     host.settle()
