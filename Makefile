@@ -17,8 +17,6 @@ unexport PYTHONDONTWRITEBYTECODE
 # `nproc` would count OMP_NUM_THREADS for cores.
 CORES := $(shell env -u OMP_NUM_THREADS nproc)
 WORKERS ?= $(shell n=$$(( ($(CORES) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
-# Slow tests start clusters, servers and trainings, each of which takes a core and more.
-SLOW_WORKERS ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 BENCHMARKS := training_step engine engine_share rollout_profile environment store orchestration processes ray_workers chunking demo retrieval_index retrieval_shown arc_policy rescoring anyones_agents distillation learning simulate viewer on_gpu
 
 .DEFAULT_GOAL := help
@@ -62,7 +60,7 @@ test: system style ## lint, types, and the default tests; installs the servers t
 	  wait $$checked && cat "$$types" || { cat "$$types"; exit 1; }; exit $$tested
 
 slow: system $(STAMP) ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow -n $(SLOW_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
 	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/support/vllm/install

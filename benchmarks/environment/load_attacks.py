@@ -23,6 +23,8 @@ QUOTA = 4
 """Calls of the attacker that may wait or run at once."""
 MANY = 100_000
 """Calls of one batch."""
+TRIES = 5
+"""Connections that a refused request may take."""
 UNREAD, UNREAD_BYTES, UNREAD_SECONDS = 30, 1_000_000, 1.0
 """Calls whose answers are not read, what each prints, and when the connection is left."""
 OWN = {ToolStatus.OK, ToolStatus.ERROR}
@@ -98,12 +100,15 @@ class Attacker:
         return await self._refused("batch", {"calls": [{"code": "1"}] * MANY})
 
     async def _refused(self, path: str, body: Any) -> str:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(f"{self._url}/v1/{path}", json=body, headers=self._headers) as response,
-        ):
-            said = await response.text()
-            return "" if response.status in (400, 413) else f"/v1/{path}: {response.status} {said[:200]}"
+        for _ in range(TRIES):
+            with suppress(aiohttp.ClientConnectionError):  # the server closed it as one of the strangers'
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.post(f"{self._url}/v1/{path}", json=body, headers=self._headers) as response,
+                ):
+                    said = await response.text()
+                    return "" if response.status in (400, 413) else f"/v1/{path}: {response.status} {said[:200]}"
+        return f"/v1/{path}: no connection in {TRIES} tries"
 
     async def _many_on_a_stream(self, chance: random.Random) -> str:
         """The attacker leaves before they have ended."""
@@ -119,8 +124,8 @@ class Attacker:
     async def _leave(self, messages: list[dict[str, Any]], seconds: float) -> None:
         self.calls += len(messages)
         async with aiohttp.ClientSession() as session:
-            socket = await session.ws_connect(f"{self._url}/v1/stream", headers=self._headers)
             with suppress(aiohttp.ClientError):
+                socket = await session.ws_connect(f"{self._url}/v1/stream", headers=self._headers)
                 await socket.send_json(messages)
                 await asyncio.sleep(seconds)
 

@@ -16,6 +16,8 @@ __all__ = ["EVAL_SEED", "GRAPHS", "Figures", "RoleFigures", "measure", "measure_
 
 EVAL_SEED = 1
 GRAPHS = ("tool_loop", "reasoning")
+SAMPLES = 4
+"""Rollouts of the tool loop on each problem: a standard error of 0.016 makes two cold starts comparable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +52,16 @@ class RoleFigures:
     """By the name of a field of `RoleFaults`, in the hierarchical graph at temperature 1."""
 
 
-def measure(policy: Path | str, run: Path) -> dict[str, Figures]:
-    """By graph, on the same problems for every policy.
-
-    The tool loop is sampled four times on each problem: a standard error of 0.016 is what makes two cold starts
-    comparable.
-    """
+def measure(policy: Path | str, run: Path, samples: int = SAMPLES) -> dict[str, Figures]:
+    """By graph, on the same problems for every policy. `samples`: rollouts of the tool loop on each problem."""
     roles = CollectConfig(policy=str(policy), count=100, graph="reasoning", temperature=0, seed=EVAL_SEED)
-    return {config.graph: _figures(config, _runs(config, run / config.graph)) for config in (_tool_loop(policy), roles)}
+    configs = (_tool_loop(policy, samples), roles)
+    return {config.graph: _figures(config, _runs(config, run / config.graph)) for config in configs}
 
 
-def measure_roles(policy: Path | str, run: Path) -> RoleFigures:
+def measure_roles(policy: Path | str, run: Path, samples: int = SAMPLES) -> RoleFigures:
     """What `measure` says, with the hierarchical graph on 256 problems, sampled and greedy."""
-    loop = _tool_loop(policy)
+    loop = _tool_loop(policy, samples)
     sampled = CollectConfig(policy=str(policy), count=256, graph="reasoning", seed=EVAL_SEED)
     greedy = sampled.model_copy(update={"temperature": 0.0})
     runs = _runs(sampled, run / "reasoning")
@@ -70,8 +69,8 @@ def measure_roles(policy: Path | str, run: Path) -> RoleFigures:
     return RoleFigures(by_graph, _figures(greedy, _runs(greedy, run / "greedy")), fault_shares(runs))
 
 
-def _tool_loop(policy: Path | str) -> CollectConfig:
-    return CollectConfig(policy=str(policy), count=256, samples=4, seed=EVAL_SEED)
+def _tool_loop(policy: Path | str, samples: int) -> CollectConfig:
+    return CollectConfig(policy=str(policy), count=256, samples=samples, seed=EVAL_SEED)
 
 
 def _runs(config: CollectConfig, run: Path) -> list[Trajectory]:

@@ -81,12 +81,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.environment.attacks", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=CORPUS, help="of .py files; default: our own corpus")
     parser.add_argument("--only", default="", help="attacks with this in their name")
+    parser.add_argument("--part", default="1/1", help="K/N: each Nth attack, from the Kth on [1/1]")
     parser.add_argument("--over", choices=WAYS, default="process", help="how the environment is reached [process]")
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--late", type=float, default=5.0, help="seconds that a call may go on after its time [5]")
     parser.add_argument("--isolation", type=Isolation, default=DEFAULT_ISOLATION, help="least level [L2]")
     arguments = parser.parse_args()
     snippets = [snippet for snippet in read_folder(arguments.folder.resolve()) if arguments.only in snippet.name]
+    number, _, parts = arguments.part.partition("/")
+    snippets = snippets[int(number) - 1 :: int(parts)]
     if not snippets:
         print(f"No attack in {arguments.folder}.", file=sys.stderr)
         return 2

@@ -55,16 +55,18 @@ COUNTED_BY_SAMPLES = {"processes/process_count", "processes/zombies", "sessions/
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("user", "over", "level", "variables"),
+    ("user", "over", "level", "part", "variables"),
     [
-        ("own", "process", "L2", {PURE: "1"}),
-        ("ordinary", "http", "L2", {}),
-        ("own", "ray", "L2", {}),
-        *(pytest.param("own", "process", "L3", pure, marks=pytest.mark.cgroup) for pure in ({}, {PURE: "1"})),
+        ("own", "process", "L2", "1/1", {PURE: "1"}),
+        ("ordinary", "http", "L2", "1/2", {}),
+        ("own", "ray", "L2", "2/2", {}),
+        *(pytest.param("own", "process", "L3", "1/1", pure, marks=pytest.mark.cgroup) for pure in ({}, {PURE: "1"})),
     ],
 )
-def test_it_is_contained_elsewhere_too(user: str, over: str, level: str, variables: dict[str, str]) -> None:
+def test_it_is_contained_elsewhere_too(user: str, over: str, level: str, part: str, variables: dict[str, str]) -> None:
+    """Over a network each attack is tried in one of the two ways; all of them in both: the command without `--part`."""
     command = [sys.executable, "-m", "tests.environment.attacks", "--over", over, "--late", str(LATE_SECONDS)]
+    command += ["--part", part]
     command += ["--isolation", level]
     if user == "ordinary":
         command = ["unshare", "--map-user=1000", "--map-group=1000", *command]
