@@ -12,7 +12,7 @@ from typing import Any
 
 from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.remote.clients import Client, HeldTooLongError
-from hrm_agent.environment.remote.messages import result_record
+from hrm_agent.environment.remote.messages import MOST_WAIT, result_record
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
 
@@ -48,7 +48,7 @@ class Calls:
         """Run a call, held back while its client has too many open. Raises HrmError where the environment cannot."""
         self.opened()
         began, seconds = time.monotonic(), submission.deadline_seconds
-        bounded = seconds is not None and seconds >= 0  # else the environment refuses it
+        bounded = seconds is not None and 0 <= seconds <= MOST_WAIT  # else the environment refuses it
         try:
             async with client.call(seconds if bounded else None):
                 held = time.monotonic() - began
@@ -71,7 +71,7 @@ class Calls:
         if held_since is None:
             return {"result": result_record(await self.outcome(client, submission))}
         held, seconds = time.monotonic() - held_since, submission.deadline_seconds
-        if seconds is not None and seconds > held:
+        if seconds is not None and held < seconds <= MOST_WAIT:
             submission = replace(submission, deadline_seconds=seconds - held)
         result = await self.outcome(client, submission)
         return {"result": result_record(replace(result, queued_seconds=result.queued_seconds + held))}

@@ -22,7 +22,7 @@ from typing import Any
 from hrm_agent.environment.base import Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.address import About, Address, about_of, stranger, wrong_token
-from hrm_agent.environment.remote.messages import MAX_CALLS, submission_record
+from hrm_agent.environment.remote.messages import MAX_CALLS, MOST_WAIT, submission_record
 from hrm_agent.environment.remote.session_memory import SessionMemory
 from hrm_agent.errors import HrmError
 from hrm_agent.guarded_loop import LoopGuard
@@ -364,8 +364,8 @@ class Channel:
         except HrmError as error:
             call.answer(failed=error.message)
             return None
-        if submission.deadline_seconds is not None and call.sent:
-            left = changed["deadline_seconds"] = submission.deadline_seconds - (time.monotonic() - call.began)
+        if (seconds := submission.deadline_seconds) is not None and call.sent and seconds <= MOST_WAIT:
+            left = changed["deadline_seconds"] = seconds - (time.monotonic() - call.began)
             if left <= 0:
                 call.answer(failed="it had not begun at its deadline")
                 return None

@@ -22,6 +22,7 @@ from typing import Any
 from hrm_agent.environment.base import Submission
 from hrm_agent.environment.remote.calls import Calls
 from hrm_agent.environment.remote.clients import Client
+from hrm_agent.environment.remote.messages import MOST_WAIT
 from hrm_agent.errors import HrmError
 
 __all__ = ["MOST_HELD", "MOST_HELD_CHARACTERS", "MOST_KEPT", "MOST_RESERVED", "MOST_UNREAD", "Exchange"]
@@ -42,8 +43,6 @@ _STREAMS = 2
 """A call's limit of output is that of stdout and of stderr."""
 _ENVELOPE = 4096
 """Characters of an answer beside its output, about."""
-_MOST_WAIT = 7 * 86400.0
-"""Seconds of a deadline."""
 
 Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -102,7 +101,7 @@ class Exchange:
             return
         arrived, seconds = time.monotonic(), submission.deadline_seconds
         held.work = partial(self._calls.answer, self._client, submission, arrived)
-        if seconds is not None and 0 <= seconds <= _MOST_WAIT:  # else the environment refuses it
+        if seconds is not None and 0 <= seconds <= MOST_WAIT:  # else the environment refuses it
             late = partial(self._late, key, submission, arrived)
             held.timer = asyncio.get_running_loop().call_later(seconds, late)
 

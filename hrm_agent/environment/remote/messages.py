@@ -34,6 +34,7 @@ from hrm_agent.unicode import replace_surrogates
 
 __all__ = [
     "MAX_CALLS",
+    "MOST_WAIT",
     "PROTOCOL",
     "SERVICE",
     "ForkFields",
@@ -55,6 +56,8 @@ PROTOCOL = 2
 
 MAX_CALLS = 10_000
 """Bound of one batch or message of a stream, and of the earlier cells of one session."""
+MOST_WAIT = 7 * 86400.0
+"""Bound of a deadline in seconds. One beyond it is refused by the environment, so that waiting shortens none to it."""
 _AT_ONCE = 128
 """Calls that are read before others have their turn."""
 _HUGE = 2**60

@@ -87,7 +87,7 @@ def served_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     local.shutdown()
 
 
-@pytest.mark.parametrize("seconds", [1e12, 604_801, -1, 2**59])
+@pytest.mark.parametrize("seconds", [1e12, 604_801, 604_800.001, -1, 2**59])
 async def test_a_deadline_beyond_its_bound_costs_nobody_else_theirs(served_: Server, seconds: float) -> None:
     greedy = await served_.client("greedy")
     holding = asyncio.create_task(greedy.execute(f"{HOLD}1", limits=LONG))  # all of its quota
@@ -192,9 +192,10 @@ async def test_held_calls_may_be_cancelled_and_have_their_deadlines(
         session.ws_connect(f"{served_.url}/v1/stream", headers=served_.headers("free")) as stream,
     ):
         await stream.receive_json()
-        calls = [f"{HOLD}'held'", "'cancelled'", "'late'", "'last'"]
+        calls = [f"{HOLD}'held'", "'cancelled'", "'late'", "'last'", "'refused'"]
         messages: list[dict[str, Any]] = [{"key": key, "run": {"code": code}} for key, code in enumerate(calls)]
         messages[2]["run"]["deadline_seconds"] = 0.05
+        messages[4]["run"]["deadline_seconds"] = 604_800.001
         await stream.send_json(messages)
         held = await until_held()
         await stream.send_json([{"key": 1, "cancel": True}])
@@ -202,7 +203,8 @@ async def test_held_calls_may_be_cancelled_and_have_their_deadlines(
         assert (late["key"], late["result"]["status"]) == (2, "infrastructure")
         assert "deadline of 0.05 s" in late["result"]["stderr"]
         let_go(held)
-        ended = [*(await stream.receive_json(timeout=60)), *(await stream.receive_json(timeout=60))]
+        ended = [(await stream.receive_json(timeout=60))[0] for _ in range(3)]
+    assert ended.pop()["result"]["status"] == "invalid_call"
     assert [(each["key"], each["result"].get("value")) for each in ended] == [(0, "'held'"), (3, "'last'")]
     assert ended[1]["result"]["queued_seconds"] >= 0.05
 
