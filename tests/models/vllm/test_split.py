@@ -16,7 +16,7 @@ from tests.models.vllm.fleet_checks import POLICY, asked, end_of
 from tests.support.vllm.fleet import FAULTY, IN_SERVER, opened_fleet, set_fault
 from tests.support.vllm.server import MISSING, VllmServer, find_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def changed(model: Any, seed: int) -> dict[str, torch.Tensor]:

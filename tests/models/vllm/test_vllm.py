@@ -34,7 +34,7 @@ from tests.models.vllm.conftest import POLICY
 from tests.models.vllm.fleet_checks import check_a_fleet, check_a_training_on_servers
 from tests.support.vllm.server import VllmServer, find_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Order(BaseModel):
