@@ -24,7 +24,7 @@ QUICK = {
     "distillation": "--runs 2 --problems 2 --student-steps 2 --steps 1",
     "engine": "--requests 16",
     "engine_share": "--quick",
-    "environment": "--quick --clients 1 8",
+    "environment": "--quick --clients 8",
     "environment.load": "--quick",
     "environment.queue": "--quick",
     "learning": "--quick --seeds 1 --problems 2 --only together",

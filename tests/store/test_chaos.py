@@ -377,7 +377,7 @@ async def test_a_run_that_is_cancelled_again_and_again_goes_on(level: str, durab
 @pytest.mark.parametrize("durability", ["sync", "async"])
 @pytest.mark.parametrize("level", ["process", "power"])
 async def test_a_run_that_is_cancelled_many_times_goes_on(level: str, durability: Any, tmp_path: Path) -> None:
-    for seed in range(12):
+    for seed in range(6):
         rng = random.Random(f"{level} {durability} {seed}")
         await cancelled_at(level, durability, tmp_path / str(seed), iter(lambda rng=rng: rng.randint(1, 8), 0), 3)
 
@@ -461,9 +461,9 @@ def test_a_value_collected_while_it_was_named_is_handed_in_again(tmp_path: Path)
 @pytest.mark.timeout(900)
 def test_the_journal_beside_a_stock_checkpointer_killed_often(driver: Driver, tmp_path: Path) -> None:
     kills = 0
-    for number in range(4):
+    for number in range(2):
         plan = plan_in(tmp_path / str(number), tasks=6, sandbox=False, stock=True)
         count, log = killed_often(driver.start, plan, numbers(number, 12), 8)
         check_log(log, plan, count)
         kills += count
-    assert kills >= 20
+    assert kills >= 10

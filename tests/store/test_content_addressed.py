@@ -206,7 +206,7 @@ def test_equal_values_have_equal_references(value: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(EXAMPLES, max_examples=400, derandomize=False)
+@settings(EXAMPLES, max_examples=200, derandomize=False)
 @given(value=VALUES)
 def test_all_of_that_holds_of_many_more_values(value: Any, store: RunStore) -> None:
     test_what_goes_in_comes_out.hypothesis.inner_test(value, store)

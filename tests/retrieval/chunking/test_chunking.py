@@ -49,7 +49,7 @@ def test_any_text_is_cut_without_a_fault(strategy: str, text: str, tokenizer: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     text=TEXTS,
     tokenizer=st.sampled_from(["character", "pieces", "word"]),

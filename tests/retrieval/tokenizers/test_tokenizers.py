@@ -86,7 +86,7 @@ def test_byte_pairs_lose_nothing_and_are_the_same_in_two_libraries(
 
 @pytest.mark.slow
 @given(left=TEXTS, right=TEXTS)
-@settings(EXAMPLES, max_examples=1000, derandomize=False)
+@settings(EXAMPLES, max_examples=500, derandomize=False)
 def test_all_of_that_holds_of_many_more_texts(left: str, right: str, vocabularies: dict[str, Tokenizer]) -> None:
     test_offsets_cover_any_text.hypothesis.inner_test(left, vocabularies)
     test_local_tokenizers_count_a_text_by_its_parts.hypothesis.inner_test(left, right, vocabularies)
