@@ -43,6 +43,16 @@ QUICK = {
     "viewer": "--quick",
 }
 """What makes each short: its figures are not looked at."""
+LONGEST = {
+    "distillation",
+    "engine_share",
+    "environment",
+    "environment.queue",
+    "learning",
+    "ray_workers",
+    "training_step",
+}
+"""Quick forms that take a minute: `make bench` runs these benchmarks, and here they are asked for their options."""
 
 
 def test_make_bench_leaves_none_out() -> None:
@@ -55,12 +65,22 @@ def test_make_bench_leaves_none_out() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(QUICK.keys() - {"store"}))
+@pytest.mark.parametrize("name", sorted(QUICK.keys() - LONGEST - {"store"}))
 def test_a_benchmark_runs_in_its_quick_form(name: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", f"benchmarks.{name}", *QUICK[name].split(), "--json", str(tmp_path / "numbers.json")]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "numbers.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(LONGEST))
+def test_the_longest_begin(name: str) -> None:
+    words = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    options = {word for word in QUICK[name].split() if word.startswith("--")}
+    assert {option for option in options if option not in done.stdout} == set()
 
 
 @pytest.mark.slow

@@ -57,14 +57,14 @@ COUNTED_BY_SAMPLES = {"processes/process_count", "processes/zombies", "sessions/
 @pytest.mark.parametrize(
     ("user", "over", "level", "part", "variables"),
     [
-        ("own", "process", "L2", "1/1", {PURE: "1"}),
-        ("ordinary", "http", "L2", "1/2", {}),
-        ("own", "ray", "L2", "2/2", {}),
+        ("own", "process", "L2", "1/3", {PURE: "1"}),
+        ("ordinary", "http", "L2", "2/3", {}),
+        ("own", "ray", "L2", "3/3", {}),
         *(pytest.param("own", "process", "L3", "1/1", pure, marks=pytest.mark.cgroup) for pure in ({}, {PURE: "1"})),
     ],
 )
 def test_it_is_contained_elsewhere_too(user: str, over: str, level: str, part: str, variables: dict[str, str]) -> None:
-    """Over a network each attack is tried in one of the two ways; all of them in both: the command without `--part`."""
+    """Each attack in one of the ways; all of them in each way: the command without `--part`."""
     command = [sys.executable, "-m", "tests.environment.attacks", "--over", over, "--late", str(LATE_SECONDS)]
     command += ["--part", part]
     command += ["--isolation", level]
