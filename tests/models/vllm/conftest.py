@@ -21,9 +21,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     if python is None:
         pytest.fail(MISSING, pytrace=False)
     path = f"{EXTENSION_FOLDER}:{IN_SERVER}"
-    started = VllmServer(python, model_folder(POLICY), tmp_path_factory.mktemp("vllm"), *FAULTY, path=path)
-    yield started
-    started.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")  # no server compiles for a minute, nor do those that a test starts
+        started = VllmServer(python, model_folder(POLICY), tmp_path_factory.mktemp("vllm"), *FAULTY, path=path)
+        yield started
+        started.stop()
 
 
 @pytest.fixture(scope="module")
