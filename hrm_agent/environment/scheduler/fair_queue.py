@@ -84,7 +84,7 @@ class _ByShare:
         self._by_share: dict[int, dict[str, None]] = {}
 
     def next(self) -> str:
-        """Name that is next in turn. Raises IndexError if there is none."""
+        """Name that is next in turn. Raises IndexError if the queue is empty."""
         if not self._by_share:
             raise IndexError("nothing waits")
         return next(iter(self._by_share[min(self._by_share)]))

@@ -49,7 +49,7 @@ def test_the_shipped_policies_are_what_their_cards_say(tmp_path: Path) -> None:
         main(["--out", str(folder), "--runs", str(tmp_path / "runs")])
         found = {name: figures_of_card(card(folder / name)) for name in POLICIES}
     else:
-        measured = {name: measure(f"builtin:{name}", tmp_path / name, samples=1) for name in POLICIES}
+        measured = {name: measure(f"builtin:{name}", tmp_path / name) for name in POLICIES}
         found = {
             name: {graph: (f.rollouts, f.correct, f.tool_errors) for graph, f in graphs.items()}
             for name, graphs in measured.items()
