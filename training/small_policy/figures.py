@@ -52,15 +52,18 @@ class RoleFigures:
     """By the name of a field of `RoleFaults`, in the hierarchical graph at temperature 1."""
 
 
-def measure(policy: Path | str, run: Path, samples: int = SAMPLES) -> dict[str, Figures]:
-    """By graph, on the same problems for every policy. `samples`: rollouts of the tool loop on each problem."""
+def measure(policy: Path | str, run: Path) -> dict[str, Figures]:
+    """By graph, on the same problems for every policy."""
     roles = CollectConfig(policy=str(policy), count=100, graph="reasoning", temperature=0, seed=EVAL_SEED)
-    configs = (_tool_loop(policy, samples), roles)
+    configs = (_tool_loop(policy, SAMPLES), roles)
     return {config.graph: _figures(config, _runs(config, run / config.graph)) for config in configs}
 
 
 def measure_roles(policy: Path | str, run: Path, samples: int = SAMPLES) -> RoleFigures:
-    """What `measure` says, with the hierarchical graph on 256 problems, sampled and greedy."""
+    """Figures of `measure`, with the hierarchical graph on 256 problems, sampled and greedy.
+
+    `samples`: rollouts of the tool loop on each problem.
+    """
     loop = _tool_loop(policy, samples)
     sampled = CollectConfig(policy=str(policy), count=256, graph="reasoning", seed=EVAL_SEED)
     greedy = sampled.model_copy(update={"temperature": 0.0})
