@@ -33,13 +33,15 @@ python:
 
 $(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c | python
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e ".[train,dev]"
+# Without bytecode: the first start compiles what it imports, a seventh of all.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) -e ".[train,dev]"
 	touch $(STAMP)
 
 demo: $(STAMP) ## train the small policy with sandboxed tools; before and after compared
 	$(BIN)/hrm-agent demo
 
-system: # before minutes are spent on the set-up
+# Two targets, so that `make --jobs=2 system setup` may be said: apt runs once at a time.
+system: python # before minutes are spent on the set-up
 	@PYTHON=$(PYTHON) tests/install tests
 # A compiler that came after the set-up: the sandbox's compiled body is still to be built.
 	@test ! -e $(STAMP) || ! command -v cc >/dev/null || compgen -G "hrm_agent/environment/sandbox/_serve*.so" >/dev/null || \
@@ -59,10 +61,11 @@ test: system style ## lint, types, and the default tests; installs the servers t
 	  $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) || tested=$$?; \
 	  wait $$checked && cat "$$types" || { cat "$$types"; exit 1; }; exit $$tested
 
+# Only files with such a test: to read the others takes as long as ten of them.
 slow: system $(STAMP) ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) $$(grep -rlw --include='test_*.py' mark.slow tests)
 
-vllm: ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
+vllm: python ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
 	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/support/vllm/install
 
 lint: style types ## ruff, formatting, pyright

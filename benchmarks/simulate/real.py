@@ -114,13 +114,14 @@ async def step(
         for url in urls:
             sizes = (model.capacity_tokens, model.max_running)
             router.join(url, Replayed(url, client, name), *sizes, model.costs, block_tokens=BLOCK_TOKENS)
-        looks = [asyncio.create_task(looked_at(router, url)) for url in urls]
-        async with asyncio.TaskGroup() as group:
-            for plan in rollouts:
-                group.create_task(rolled_out(router, plan, salt))
-        seconds = time.perf_counter() - begin
-        for look in looks:
-            look.cancel()
+        async with asyncio.TaskGroup() as watching:  # a look that fails ends the step
+            looks = [watching.create_task(looked_at(router, url)) for url in urls]
+            async with asyncio.TaskGroup() as group:
+                for plan in rollouts:
+                    group.create_task(rolled_out(router, plan, salt))
+            seconds = time.perf_counter() - begin
+            for look in looks:
+                look.cancel()
     after = {what: sum(counter(url, key) for url in urls) for what, key in COUNTERS.items()}
     return {"seconds": seconds, "moves": scheduler.load().moves, **{what: after[what] - before[what] for what in after}}
 

@@ -200,7 +200,7 @@ class Host:
         """What is not as it was. Waits a little for what is on its way out."""
         end = time.monotonic() + PATIENCE_SECONDS
         while (found := self._complaints()) and time.monotonic() < end:
-            time.sleep(0.02)
+            time.sleep(0.1)  # a look reads every process of the machine
         return found
 
     def _complaints(self) -> list[str]:

@@ -312,7 +312,10 @@ def test_without_namespaces_the_rest_still_holds() -> None:
 
 def test_without_namespaces_a_snippet_ends_by_any_signal_and_nobody_else_does() -> None:
     code = f"""{NO_NAMESPACES}
+        import signal
         from hrm_agent.environment.local.slot_files import signal_name
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)  # a shell's `nohup` and `&` have them ignored, here and below
         async def main():
             environment = LocalEnvironment(slots=2, isolation=Isolation.L1)
             others = set()
