@@ -35,12 +35,14 @@ $(STAMP): pyproject.toml hatch_build.py hrm_agent/environment/sandbox/_serve.c |
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 # Without bytecode: the first start compiles what it imports, a seventh of all.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) -e ".[train,dev]"
+# The interpreters of the sandbox read bytecode and write none.
+	$(BIN)/python -m compileall -q hrm_agent/environment/sandbox
 	touch $(STAMP)
 
 demo: $(STAMP) ## train the small policy with sandboxed tools; before and after compared
 	$(BIN)/hrm-agent demo
 
-# Two targets, so that `make --jobs=2 system setup` may be said: apt runs once at a time.
+# After `python`: both use apt, which runs once at a time.
 system: python # before minutes are spent on the set-up
 	@PYTHON=$(PYTHON) tests/install tests
 # A compiler that came after the set-up: the sandbox's compiled body is still to be built.

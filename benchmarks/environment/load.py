@@ -197,6 +197,8 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
         for number in range(options.clients)
     ]
     samples: list[Row] = []
+    full = False
+    """As many answers are kept as ever: memory is compared with what it was then."""
     phases = [("attacks", options.attacks)] if not options.alternate else [("quiet", 0.0), ("attacks", options.attacks)]
     pairs = PHASES if options.alternate else 1
     calls = options.calls * len(phases)
@@ -215,9 +217,10 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
             first = phase * each
             shares = [range(first + number, first + each, options.clients) for number in range(options.clients)]
             await asyncio.gather(*(client.make(share, done) for client, share in zip(clients, shares, strict=True)))
-            if phase == len(phases) - 1 and options.alternate:  # what is kept of calls has grown by then
+            if options.alternate and phase % 2 and not full:
                 rest = await at_rest(pid, watcher)
                 before |= {name: rest[name] for name in rest if "MiB" in name}
+                full = rest["answers kept"] >= ALLOWED["answers kept"]
         await asyncio.gather(*(client.leave() for client in clients))
         seconds = time.monotonic() - began
     counts = await gauges(watcher)

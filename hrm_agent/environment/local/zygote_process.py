@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class ZygoteHome:
         self, packages: Sequence[str], *, isolated: bool, grouped: bool = False, top: Path | None = None
     ) -> None:
         """`grouped`: calls have cgroups, below `top`, or below this process's own. Raises HrmError if they cannot."""
-        self.packages = locate(packages)
+        self.packages = locate(tuple(packages))
         """Path -> name."""
         self.isolated = isolated
         """In namespaces; else with what holds without them."""
@@ -212,8 +213,12 @@ def installed(packages: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def locate(packages: Sequence[str]) -> dict[str, str]:
-    """Files and folders of installed distributions and of what they need: path -> name. Raises ConfigError."""
+@cache
+def locate(packages: tuple[str, ...]) -> Mapping[str, str]:
+    """Files and folders of installed distributions and of what they need: path -> name. Raises ConfigError.
+
+    Looked up once in a process: the list of a distribution's files has thousands of lines.
+    """
     found: dict[str, str] = {}
     waiting, seen = list(packages), set[str]()
     while waiting:
