@@ -50,10 +50,15 @@ LONGEST = {
     "environment",
     "environment.queue",
     "learning",
+    "orchestration",
+    "processes",
     "ray_workers",
+    "rollout_profile",
+    "store",
     "training_step",
+    "viewer",
 }
-"""Quick forms that take a minute: `make bench` runs these benchmarks, and here they are asked for their options."""
+"""Quick forms that take long: `make bench` runs these benchmarks, and here they are asked for their options."""
 
 
 def test_make_bench_leaves_none_out() -> None:
@@ -76,7 +81,7 @@ def run(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(QUICK.keys() - LONGEST - {"store"}))
+@pytest.mark.parametrize("name", sorted(QUICK.keys() - LONGEST))
 def test_a_benchmark_runs_in_its_quick_form(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(name, [*QUICK[name].split(), "--json", str(tmp_path / "numbers.json")], monkeypatch)
     assert json.loads((tmp_path / "numbers.json").read_text())
@@ -90,9 +95,3 @@ def test_the_longest_begin(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert told.err == ""
     options = {word for word in QUICK[name].split() if word.startswith("--")}
     assert {option for option in options if option not in told.out} == set()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("postgres")
-def test_the_stores_benchmark_runs_in_its_quick_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_a_benchmark_runs_in_its_quick_form("store", tmp_path, monkeypatch)

@@ -93,7 +93,7 @@ async def test_drawn_hostile_programs_score_zero_and_no_fault(environment: Local
 @pytest.mark.slow
 @pytest.mark.whole
 async def test_many_drawn_hostile_programs_score_zero_and_no_fault(environment: LocalEnvironment) -> None:
-    wrong, _ = await misjudged(hostile_answers(seed=1, count=500), environment)
+    wrong, _ = await misjudged(hostile_answers(seed=1, count=300), environment)
     assert wrong == []
 
 

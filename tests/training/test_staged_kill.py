@@ -34,7 +34,7 @@ CONFIG = GrpoConfig.of(
     seed=3,
 )
 PHASES = ("rollout", "reward", "select", "update", "evaluation")
-FEW, MANY = 1, int(os.environ.get("HRM_AGENT_TEST_KILLS", "12"))
+FEW, MANY = 1, int(os.environ.get("HRM_AGENT_TEST_KILLS", "8"))
 """Kills of the default tests, and of the slow ones with them."""
 SYNCS = 40
 """More than the files that the checkpoints of the first steps have."""

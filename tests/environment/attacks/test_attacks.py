@@ -57,9 +57,9 @@ COUNTED_BY_SAMPLES = {"processes/process_count", "processes/zombies", "sessions/
 @pytest.mark.parametrize(
     ("user", "over", "level", "part", "variables"),
     [
-        ("own", "process", "L2", "1/3", {PURE: "1"}),
-        ("ordinary", "http", "L2", "2/3", {}),
-        ("own", "ray", "L2", "3/3", {}),
+        ("own", "process", "L2", "1/6", {PURE: "1"}),
+        ("ordinary", "http", "L2", "3/6", {}),
+        ("own", "ray", "L2", "5/6", {}),
         *(pytest.param("own", "process", "L3", "1/1", pure, marks=pytest.mark.cgroup) for pure in ({}, {PURE: "1"})),
     ],
 )

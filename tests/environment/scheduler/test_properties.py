@@ -183,7 +183,7 @@ TestQueueing.settings = settings(ANY_SPEED, max_examples=30, stateful_step_count
 
 @pytest.mark.slow
 class TestMuchQueueing(Queueing.TestCase):
-    settings = settings(ANY_SPEED, max_examples=500, stateful_step_count=40)
+    settings = settings(ANY_SPEED, max_examples=300, stateful_step_count=40)
 
 
 def test_a_call_that_ends_well_after_it_was_cancelled_is_none_of_the_session() -> None:
