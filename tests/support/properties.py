@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 __all__ = ["few_and_many", "holds"]
 
-FEW, MANY = 40, 400
+FEW, MANY = 40, 250
 few_and_many = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 
 
