@@ -8,15 +8,17 @@ line says how many and what to do; where `CI=true` all are demanded but the cgro
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
@@ -185,6 +187,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(5000, *gc.get_threshold()[1:])
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process, and say where it stood, a minute after a test's time is over.
+
+    pytest-timeout ends a test by a thread of Python, which never runs where the interpreter's lock is never given back.
+    """
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(seconds + 60, file=stderr, exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()

@@ -491,10 +491,12 @@ def test_a_commit_that_failed_was_no_run(tmp_path: Path) -> None:
         graph.invoke(say("one"), on("t"))
         database: Any = store.database
         database.flush()
-        database._writer.set_authorizer(deny)
+        with database._writing:  # SQLite waits for the flushing thread here, and that thread for Python's lock
+            database._writer.set_authorizer(deny)
         with pytest.raises(StoreError, match="not authorized"):
             graph.invoke(say("two"), on("t"))
-        database._writer.set_authorizer(None)
+        with database._writing:
+            database._writer.set_authorizer(None)
         graph.invoke(say("three"), on("t"))
         assert said(graph)[-2:] == ["three", "after three"] and list(verify(store)) == []
 
