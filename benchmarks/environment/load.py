@@ -10,7 +10,8 @@ counts more outcomes than there were calls. Clients leave and come back, each ti
 
 `--alternate` makes as many calls again without attacks, phase by phase in turn, and the attacks are those of
 `load_attacks`, by a client with a quota: on the server's messages and threads as well as by snippets. Then it says how
-long the calls of the others took with attacks, and without.
+long the calls of the others took with attacks, and without. Memory is compared with what it was after half of all
+phases: every attack was made by then, and as many answers are kept as ever.
 
 Strangers hold connections on which they say nothing, or half a header, and open another whenever the server closes one.
 
@@ -24,18 +25,15 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from benchmarks.environment.__main__ import show
 from benchmarks.environment.load_attacks import QUOTA, Attacker
@@ -50,15 +48,12 @@ from tests.environment.attacks.host import descendants, is_running, open_descrip
 ATTACKERS = "a token for attacks alone"
 PHASES = 10
 """Pairs of phases, without attacks and with them."""
-PAUSE_SECONDS = 1.0
-"""A stranger's, before it comes back."""
 SETTLE_SECONDS = 30.0
 """For slots that are being replaced, and processes on their way out."""
 REST_SECONDS = 1.0
 """What has ended is mostly gone by then."""
 SAMPLES = 10
 """Looks at the memory while the calls run."""
-HALF_A_HEADER = b"POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\nX-"
 ALLOWED = {"RSS of the server, MiB": 32.0, "Pss of all, MiB": 40.0, "answers kept": 10_000.0}
 """So much more there may be at the end; of all else, nothing. The outcomes that the server keeps for calls that are
 submitted again, 10,000 at most, take 20 MiB."""
@@ -81,32 +76,17 @@ def server() -> Generator[tuple[subprocess.Popen[str], str, Path]]:
                 process.kill()
 
 
-@asynccontextmanager
-async def strangers(url: str, number: int) -> AsyncGenerator[Counter[str]]:
-    """Hold so many connections. Yields how many were opened, and how many of them the server closed."""
-    counted, where = Counter[str](), urlsplit(url)
-
-    async def come(each: int) -> None:
-        chance = random.Random(each)
-        while True:
-            await asyncio.sleep(chance.random() * 2 * PAUSE_SECONDS)
-            with suppress(OSError):
-                reader, writer = await asyncio.open_connection(where.hostname, where.port)
-                try:
-                    counted["opened"] += 1
-                    writer.write(HALF_A_HEADER if each % 2 else b"")
-                    await reader.read()
-                finally:
-                    counted["closed"] += 1
-                    writer.transport.abort()
-
-    tasks = [asyncio.create_task(come(each)) for each in range(number)]
-    try:
-        yield counted
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+@contextmanager
+def strangers(url: str, number: int) -> Generator[list[int]]:
+    """Have so many at the door. After the block the list says how many connections they opened."""
+    command = [sys.executable, "-m", "benchmarks.environment.strangers", url, str(number)]
+    opened: list[int] = []
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
+        try:
+            yield opened
+            opened.append(int(process.communicate(timeout=SETTLE_SECONDS)[0]))
+        finally:
+            process.kill()
 
 
 async def gauges(environment: Environment) -> dict[str, float]:
@@ -197,8 +177,6 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
         for number in range(options.clients)
     ]
     samples: list[Row] = []
-    full = False
-    """As many answers are kept as ever: memory is compared with what it was then."""
     phases = [("attacks", options.attacks)] if not options.alternate else [("quiet", 0.0), ("attacks", options.attacks)]
     pairs = PHASES if options.alternate else 1
     calls = options.calls * len(phases)
@@ -208,7 +186,7 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
             row = {"calls": tally.made.total(), "seconds": time.monotonic() - began, **memory(pid)}
             samples.append(row | {"descriptors of the server": open_descriptors(pid)})
 
-    async with strangers(url, options.strangers) as came:
+    with strangers(url, options.strangers) as opened:
         each = options.calls // pairs
         for phase in range(pairs * len(phases)):
             tally.phase, share = phases[phase % len(phases)]
@@ -217,10 +195,9 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
             first = phase * each
             shares = [range(first + number, first + each, options.clients) for number in range(options.clients)]
             await asyncio.gather(*(client.make(share, done) for client, share in zip(clients, shares, strict=True)))
-            if options.alternate and phase % 2 and not full:
+            if options.alternate and phase == pairs - 1:
                 rest = await at_rest(pid, watcher)
                 before |= {name: rest[name] for name in rest if "MiB" in name}
-                full = rest["answers kept"] >= ALLOWED["answers kept"]
         await asyncio.gather(*(client.leave() for client in clients))
         seconds = time.monotonic() - began
     counts = await gauges(watcher)
@@ -238,7 +215,7 @@ async def load(options: argparse.Namespace, pid: int, url: str) -> dict[str, lis
     whole = {
         "seconds": seconds,
         "calls/s": calls / seconds,
-        "strangers' connections": came["opened"],
+        "strangers' connections": opened[0],
         "slots that died": counts["slot_deaths"],
         "calls put back into the queue": counts["retries_total"],
     }
