@@ -109,7 +109,7 @@ class SlotFiles:
 def _json(encoded: bytes) -> str | None:
     try:
         text = encoded.decode()
-        json.loads(text, parse_constant=_refuse_constant)
+        _STRICT.decode(text)
     except (ValueError, RecursionError):
         return None
     return text
@@ -117,6 +117,10 @@ def _json(encoded: bytes) -> str | None:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(name)
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
+"""Reads no NaN and no infinity."""
 
 
 def outcome(

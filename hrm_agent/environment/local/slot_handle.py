@@ -120,7 +120,8 @@ class SlotHandle:
         started = begun if work.session else self.files.started
         killed = partial(self.pool.oom_kills.since, self.oom_kills)
         found = outcome(reply, self.files, work.limits, isolation, started=started, oom_killed=killed)
-        found = replace(found, refused=self.refused)
+        if self.refused:
+            found = replace(found, refused=self.refused)
         self.worn = self.calls >= MAX_CALLS or found.status not in (ToolStatus.OK, ToolStatus.ERROR)
         return found, not started and not self.killed
 

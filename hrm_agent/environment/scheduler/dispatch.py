@@ -7,9 +7,8 @@ taken until the workers are done with what they were given, also where nobody wa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -70,25 +69,23 @@ class Dispatch:
         """Calls into free slots."""
         while self._queue and self.busy < self._workers.slots:
             call = self._queue.pop()
-            with self._surprises(call):
+            try:
                 self._launch(call)
+            except Exception as error:
+                self._surprised(call, error)
         self._end_processes()
 
-    @contextmanager
-    def _surprises(self, call: ScheduledCall) -> Generator[None]:
-        """Turn what is raised inside into the outcome of `call`, so that no slot is kept from the others."""
-        try:
-            yield
-        except Exception as error:
-            self._guard.caught(error)
-            call.work = None
-            if call.stage is not Stage.ENDED:
-                why = f"The call could not be scheduled: {type(error).__name__}: {error}"
-                self.ended(call, self.result(ToolStatus.INFRASTRUCTURE, why))
-            if call.session is not None:
-                self.sessions.kill(call.session)
-            if call.holds:
-                self._vacate(call)
+    def _surprised(self, call: ScheduledCall, error: Exception) -> None:
+        """Turn what was raised for `call` into its outcome, so that no slot is kept from the others."""
+        self._guard.caught(error)
+        call.work = None
+        if call.stage is not Stage.ENDED:
+            why = f"The call could not be scheduled: {type(error).__name__}: {error}"
+            self.ended(call, self.result(ToolStatus.INFRASTRUCTURE, why))
+        if call.session is not None:
+            self.sessions.kill(call.session)
+        if call.holds:
+            self._vacate(call)
 
     def drop(self, call: ScheduledCall, result: ExecutionResult) -> None:
         """End a call that was placed: it does not wait any more, or is killed."""
@@ -199,8 +196,10 @@ class Dispatch:
         if call.work is None or call.step != step:  # told twice
             return
         call.work = None
-        with self._surprises(call):
+        try:
             self._go_on(call, result, lost=lost)
+        except Exception as error:
+            self._surprised(call, error)
 
     def _go_on(self, call: ScheduledCall, result: ExecutionResult, *, lost: bool) -> None:
         alive = self._survived(call, result)
