@@ -119,8 +119,9 @@ class Client:
             done()
 
     async def leave(self) -> None:
-        await self._end_session()
-        await self._environment.close()
+        if self._made:  # one of more clients than calls never came
+            await self._end_session()
+            await self._environment.close()
         if self._attacker is not None:
             await self._attacker.close()
 
