@@ -170,7 +170,8 @@ class RolloutWorkers:
         self._wake()
 
     async def close(self) -> None:
-        """End all workers; what is under way there is cancelled."""
+        """End all workers; what is under way there is cancelled, and what comes after is refused."""
+        self._failure = self._failure or RunError("The rollout workers are closed: their run has ended.")
         for task in self._opening:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)

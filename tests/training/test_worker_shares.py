@@ -144,3 +144,15 @@ async def test_what_ends_the_cluster_ends_every_run(tmp_path: Path) -> None:
         opened.workers.fail(RunError("The head is gone."))
         found = await asyncio.gather(*runs, return_exceptions=True)
         assert [str(each).strip() for each in found] == ["The head is gone."] * 4
+
+
+async def test_closed_workers_open_none_for_a_rollout_that_goes_on(tmp_path: Path) -> None:
+    """Ray would connect anew for it, by itself, and that connection would outlive the run."""
+    async with pool(tmp_path, 1) as opened:
+        open_runs = opened.run(2)
+        lost = await opened.opens("a")
+        await settled()
+    lost.die()
+    found = await asyncio.gather(*open_runs, *opened.run(1), return_exceptions=True)
+    assert [str(each) for each in found] == ["The rollout workers are closed: their run has ended."] * 3
+    assert opened.wanted.empty()

@@ -153,12 +153,15 @@ def test_a_node_is_lost_and_another_joins_and_nothing_is_lost_or_doubled(
                     nodes.append(cluster.add_node(**node_options(env_vars=secret)))
 
             running = asyncio.create_task(rollout(runner, episodes, concurrency=60, on_done=happened, workers=workers))
-            await wait_until(lambda: running.done() or len(nodes) == 4)
-            await wait_until(
-                lambda: running.done() or any(w.place == nodes[3].node_id and w.runs for w in workers._workers)
-            )
-            answers.go.set()
-            return await running
+            try:
+                await wait_until(lambda: running.done() or len(nodes) == 4)
+                await wait_until(
+                    lambda: running.done() or any(w.place == nodes[3].node_id and w.runs for w in workers._workers)
+                )
+                answers.go.set()
+                return await running
+            finally:
+                running.cancel()
 
     with ScriptedEngine(answers) as engine:
         found = asyncio.run(run(engine))
