@@ -29,7 +29,7 @@ def running_cluster() -> Generator[Any]:
     """A head alone. At the end no process is left of it."""
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray binds to the machine's outer address
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # else (15) a worker starves beside the other processes of a test run
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's spelling; its default (15) starves a worker here
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else a cluster that starts here later changes it for this one
     from ray.cluster_utils import Cluster
 
