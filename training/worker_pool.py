@@ -170,7 +170,7 @@ class RolloutWorkers:
         self._wake()
 
     async def close(self) -> None:
-        """End all workers; what is under way there is cancelled, and what comes after is refused."""
+        """End all workers and cancel the rollouts in them. Later rollouts raise `RunError`."""
         self._failure = self._failure or RunError("The rollout workers are closed: their run has ended.")
         for task in self._opening:
             task.cancel()
