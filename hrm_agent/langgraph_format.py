@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xxhash
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from langchain_core.runnables import RunnableConfig
 
 __all__ = [
+    "CALL",
     "CHECKPOINTER",
     "END",
     "ERROR",
@@ -30,6 +33,8 @@ __all__ = [
     "RESUME",
     "ROOT",
     "RUNTIME",
+    "SCRATCHPAD",
+    "SEND",
     "SENDS",
     "START",
     "TASK",
@@ -42,6 +47,7 @@ __all__ = [
     "is_reserved",
     "namespace_around",
     "namespace_parts",
+    "question_asked",
     "task_id_of",
     "task_of_namespace",
     "triggered_nodes",
@@ -93,10 +99,18 @@ TASK = "__pregel_task_id"
 """The task that a graph is run for; an outermost graph has none."""
 CHECKPOINTER = "__pregel_checkpointer"
 """A checkpointer that goes before the graph's own."""
+SCRATCHPAD = "__pregel_scratchpad"
+"""The counters of a task (its questions, subgraphs and functional tasks), and the answers that it has been given."""
+SEND = "__pregel_send"
+"""A function that takes writes of the running task."""
+CALL = "__pregel_call"
+"""A function that runs a functional task for the running one."""
 _CHECKPOINT_MAP = "checkpoint_map"
 
 # namespaces of checkpoints
 _BETWEEN_PARTS, _BEFORE_TASK = "|", ":"
+_FRAMES = 16
+"""Between an `interrupt()` and what counts it: one for each tool around it."""
 
 
 class NamespacePart(NamedTuple):
@@ -172,6 +186,23 @@ def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
     from langgraph._internal._config import ensure_config  # pyright: ignore[reportPrivateUsage]
 
     return ensure_config(*configs)
+
+
+def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None] | None:
+    """The question of the `interrupt()` that a few frames above `frame` draws its number, and the schema of its answer.
+
+    None where no such call is there.
+    """
+    from langgraph.types import interrupt
+
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code is interrupt.__code__:
+            break
+        frame = frame.f_back
+    if frame is None or frame.f_code is not interrupt.__code__ or "value" not in frame.f_locals:
+        return None
+    adapter, schema = (frame.f_locals.get(name) for name in ("adapter", "response_schema"))
+    return frame.f_locals["value"], schema if adapter is None else adapter.json_schema()
 
 
 def collect_declared_types() -> None:

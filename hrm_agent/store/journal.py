@@ -34,6 +34,7 @@ from hrm_agent.trajectory import (
 
 if TYPE_CHECKING:
     from hrm_agent.store.requests import RequestStore, SentRow
+    from hrm_agent.store.serializer import StrictSerializer
 
 __all__ = ["StoreJournal"]
 
@@ -69,6 +70,11 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         self._database, self._cipher, self._requests = database, cipher, requests
         self.is_blocking = database.is_blocking
         """A write waits for a disk or a server: an event loop hands it to a thread."""
+
+    @property
+    def serializer(self) -> StrictSerializer:
+        """That of the store's checkpoints."""
+        return self._requests().serializer
 
     # model calls
 

@@ -2,8 +2,9 @@
 
 LangGraph's prebuilt ToolNode, or a node by itself, runs a plain LangChain tool. Inside a recording the call is written
 before it runs and again with its whole output when it has ended; a node that runs again after a crash gets that output
-back. A call that raised, or whose output cannot be stored (`hrm_agent.tools.output_codec`), is run again; a typed
-failure (`hrm_agent.tools.failures`) is an output, which the model is shown.
+back, and the graph what the call did to it (`hrm_agent.tools.graph_effects`). A call that raised, or whose output
+cannot be stored (`hrm_agent.tools.output_codec`), is run again; a typed failure (`hrm_agent.tools.failures`) is an output,
+which the model is shown.
 
 This wraps `BaseTool.run` and `arun`, once per process; outside of a recording, and for tools that record themselves or
 are recorded by `run_tool_calls`, the wrappers do nothing. What is no LangChain tool cannot be seen here.
@@ -22,15 +23,17 @@ from typing import Any
 from uuid import uuid4
 
 from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
-from hrm_agent.errors import HrmError, ModelError
+from hrm_agent.errors import HrmError
 from hrm_agent.models.call_recording import plain
 from hrm_agent.tools.failures import ToolFailure
+from hrm_agent.tools.graph_effects import GraphEffects, repeat_effects
 from hrm_agent.tools.idempotency import key_of, under_way
-from hrm_agent.tools.output_codec import is_answer, pack, pack_error, raised, unpack
+from hrm_agent.tools.output_codec import OutputCodec, is_answer, pack_error, raised, why_lost
 from hrm_agent.tools.record_call import (
     SECONDS_BETWEEN_LOOKS,
     ToolOutcome,
@@ -69,16 +72,18 @@ def recorded_by_caller(tool_call_id: str) -> Generator[None]:
 def _running(entry: Any) -> Any:
     @functools.wraps(entry)
     def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
-        recording, call = _call(self, tool_input, options)
+        config = ensure_config(options.get("config"))
+        recording, call = _call(self, tool_input, options, config)
         if recording is None or call is None:
             return entry(self, tool_input, *args, **options)
         while not acquire(recording, call):
             time.sleep(SECONDS_BETWEEN_LOOKS)
         with holding(recording, call):
-            run = _ExternalRun(recording, call, options.get("tool_call_id"))
+            run = _ExternalRun(recording, call, self, options.get("tool_call_id"), config)
             if not run.answered:
+                given, options["config"] = run.effects.arguments(tool_input), run.effects.config
                 with run, under_way(call), while_answered(call.identity.checkpoint_ns):
-                    run.output = entry(self, tool_input, *args, **options)
+                    run.output = entry(self, given, *args, **options)
             return run.output
 
     return run
@@ -87,24 +92,28 @@ def _running(entry: Any) -> Any:
 def _running_async(entry: Any) -> Any:
     @functools.wraps(entry)
     async def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
-        recording, call = _call(self, tool_input, options)
+        config = ensure_config(options.get("config"))
+        recording, call = _call(self, tool_input, options, config)
         if recording is None or call is None:
             return await entry(self, tool_input, *args, **options)
         while not acquire(recording, call):  # noqa: ASYNC110  # the other call may be another event loop's
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         with holding(recording, call):
-            run = _ExternalRun(recording, call, options.get("tool_call_id"))
+            run = _ExternalRun(recording, call, self, options.get("tool_call_id"), config)
             if not run.answered:
+                given, options["config"] = run.effects.arguments(tool_input), run.effects.config
                 with run, under_way(call), while_answered(call.identity.checkpoint_ns):
-                    run.output = await entry(self, tool_input, *args, **options)
+                    run.output = await entry(self, given, *args, **options)
             return run.output
 
     return run
 
 
-def _call(tool: BaseTool, given: Any, options: dict[str, Any]) -> tuple[Recording | None, ToolCall | None]:
+def _call(
+    tool: BaseTool, given: Any, options: dict[str, Any], config: RunnableConfig
+) -> tuple[Recording | None, ToolCall | None]:
     """The recording that a call belongs to, and the call; None where it is recorded elsewhere, or not at all."""
-    recording, metadata = open_recording(), ensure_config(options.get("config")).get("metadata")
+    recording, metadata = open_recording(), config.get("metadata")
     tool_call_id = options.get("tool_call_id")
     by_caller = tool_call_id is not None and tool_call_id == _by_caller.get()
     if recording is None or by_caller or getattr(tool, "records_itself", False) or not in_graph(metadata):
@@ -124,31 +133,53 @@ class _ExternalRun:
     A typed failure answers a model's call, which has an id. Where a node called the tool by itself, it is raised.
     """
 
-    def __init__(self, recording: Recording, call: ToolCall, answers: str | None) -> None:
-        self._recording, self._answers = recording, answers
+    def __init__(
+        self, recording: Recording, call: ToolCall, tool: BaseTool, answers: str | None, config: RunnableConfig
+    ) -> None:
+        self._recording, self._answers, self._config = recording, answers, config
+        self._codec = OutputCodec(recording.journal, tool)
         self._begun = begin_tool_call(recording, call)
+        self._drawn: tuple[int, ...] = ()
+        self._error: Exception | None = None
         self.answered = self._begun.status is not None and self._given_back(call)
+        self.effects = GraphEffects(recording, call.identity, config, self._codec, self._drawn)
         self._clock = time.perf_counter()
 
     def _given_back(self, call: ToolCall) -> bool:
-        """True where the record holds the output. In a replay nothing is run: what was raised is raised again."""
-        record = self._begun
-        output = record.output or {}
-        if is_answer(output):
-            self.output = _for_call(unpack(output), call)
-            return True
-        if self._recording.replaying and "raised" in output:
-            error = raised(output)
-            if isinstance(error, ToolFailure) and record.status is not None:
-                error.status = record.status
-            raise error
-        if call.idempotency_key is not None and record.status is ToolStatus.OK:  # its text, rather than a second effect
-            self.output = ToolMessage(record.content, name=call.name, tool_call_id=call.tool_call_id)
-            return True
-        if self._recording.replaying:
-            raise ModelError(f"What the tool {call.name!r} returned could not be stored, so it cannot be given back.")
+        """True where the record holds the output, and the graph has been done what the call did to it.
+
+        In a replay what was raised is raised again.
+        """
+        if lost := self._read(call):
+            self._recording.run_again(call, lost)
+        else:
+            drawn = repeat_effects(self._begun, call, self._recording, self._config, self._codec)
+            if drawn is None and self._error is not None:
+                raise self._error
+            if drawn is None:
+                return True
+            self._drawn = drawn
         self._begun = self._recording.write_tool_call(call, again=True)
         return False
+
+    def _read(self, call: ToolCall) -> str:
+        """Read the output, or in a replay the error. Returns why that cannot be; empty where it can."""
+        record, output = self._begun, self._begun.output or {}
+        if is_answer(output):
+            try:
+                self.output = _for_call(self._codec.unpack(output), call)
+                return ""
+            except Exception as error:  # a type that has moved since
+                output = {"reason": str(error)}
+        if self._recording.replaying and "raised" in output:
+            self._error = raised(output)
+            if isinstance(self._error, ToolFailure) and record.status is not None:
+                self._error.status = record.status
+            return ""
+        if call.idempotency_key is not None and record.status is ToolStatus.OK:  # rather than a second effect
+            self.output = ToolMessage(record.content, name=call.name, tool_call_id=call.tool_call_id)
+            return ""
+        return why_lost(output)
 
     def __enter__(self) -> None:
         self._clock = time.perf_counter()
@@ -160,7 +191,7 @@ class _ExternalRun:
             output = self.output
             failed = isinstance(output, ToolMessage) and output.status == "error"
             content = output.text if isinstance(output, ToolMessage) else str(output)
-            self._end(ToolStatus.ERROR if failed else ToolStatus.OK, content, pack(output))
+            self._end(ToolStatus.ERROR if failed else ToolStatus.OK, content, self._codec.pack(output))
         elif isinstance(error, ToolFailure):
             return self._failed(error)
         elif isinstance(error, Exception) and not isinstance(error, (GraphBubbleUp, HrmError)):
@@ -180,14 +211,14 @@ class _ExternalRun:
             status="error",
             artifact=artifact,
         )
-        self._end(failure.status, str(failure), pack(self.output))
+        self._end(failure.status, str(failure), self._codec.pack(self.output))
         return True
 
     def _end(self, status: ToolStatus, content: str, output: dict[str, Any]) -> None:
-        outcome = ToolOutcome(status, content, output=output)
+        outcome = ToolOutcome(status, content, output=output, graph_effects=self.effects.record())
         stands = finish_tool_call(self._recording, self._begun, outcome, time.perf_counter() - self._clock)
         if stands.output != output and is_answer(stands.output or {}):  # another run ended it first
-            self.output = _for_call(unpack(stands.output or {}), self._begun)
+            self.output = _for_call(self._codec.unpack(stands.output or {}), self._begun)
 
 
 def _for_call(output: Any, call: ToolCall) -> Any:

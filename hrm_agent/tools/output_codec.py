@@ -1,40 +1,78 @@
 """What a tool that is not ours returned, in a form that can be stored and given back whole.
 
-A message is kept as its JSON dump, where that loses nothing (an artifact may be any object); any other value as it
-serialises in a checkpoint. A value that comes back changed, or not at all, is marked as lost: such a call is run again.
-So is one that raised, since an exception is no answer; what it raised is kept for replays, which run nothing.
+A message is kept as its JSON dump, where that loses nothing (an artifact may be any object); any other value as the
+store's checkpoints keep it: of plain types, of those that the store allows, and of those that the tool itself says it
+returns. A value that comes back changed, or not at all, is marked as lost, with the reason: such a call is run again,
+on resume and in a replay. On resume so is one that raised, since an exception is no answer; a replay raises it again.
 """
 
 from __future__ import annotations
 
 import base64
+import logging
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any, cast
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast, get_type_hints
 
 from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Command
 
-__all__ = ["edit_packed", "is_answer", "pack", "pack_error", "raised", "unpack"]
+from hrm_agent.langgraph_format import types_of_schemas
+from hrm_agent.trajectory import Journal
 
-_serializer = JsonPlusSerializer(allowed_msgpack_modules=None)
+__all__ = ["OutputCodec", "edit_packed", "is_answer", "pack_error", "raised", "why_lost"]
+
+_MOST_REASON = 300
+"""Characters."""
+_packing = threading.local()
+"""Its `now` is True in a thread whose refused types are noted here, and are nothing to log."""
 
 
-def pack(value: Any) -> dict[str, Any]:
-    """`ToolCall.output` of what a tool returned."""
-    if isinstance(value, ToolMessage) and type(value) is ToolMessage:
-        dumped = _dump(value)
-        if dumped is not None and _same(ToolMessage.model_validate(dumped), value):
-            return {"message": dumped}
-    try:
-        kind, data = _serializer.dumps_typed(value)
-        kept = _same(_serializer.loads_typed((kind, data)), value)
-    except Exception:  # whatever a foreign object does when it is serialised
-        return {"lost": type(value).__qualname__}
-    return {"packed": [kind, base64.b64encode(data).decode("ascii")]} if kept else {"lost": type(value).__qualname__}
+class OutputCodec:
+    """Values to `ToolCall.output` and back, with the types of a store and of a tool."""
+
+    def __init__(self, journal: Journal | None = None, tool: BaseTool | None = None) -> None:
+        self._journal, self._tool = journal, tool
+
+    def pack(self, value: Any) -> dict[str, Any]:
+        """`ToolCall.output` of what a tool returned."""
+        if isinstance(value, ToolMessage) and type(value) is ToolMessage:
+            dumped = _dump(value)
+            if dumped is not None and _same(ToolMessage.model_validate(dumped), value):
+                return {"message": dumped}
+        serializer, reason = self._serializer(), ""
+        for types in (frozenset[tuple[str, ...]](), _declared(self._tool)):
+            serializer = serializer.with_msgpack_allowlist(types) if types else serializer
+            try:
+                with _quietly():
+                    kind, data = serializer.dumps_typed(value)
+                    if _same(serializer.loads_typed((kind, data)), value):
+                        return {"packed": [kind, base64.b64encode(data).decode("ascii")]}
+                reason = "it comes back as another value"
+            except Exception as error:  # whatever a foreign object does when it is serialised
+                reason = str(error) or type(error).__name__
+        return {"lost": type(value).__qualname__, "reason": reason[:_MOST_REASON]}
+
+    def unpack(self, output: Mapping[str, Any]) -> Any:
+        """What the tool returned. Raises whatever says that a value is none of what may be read."""
+        if "message" in output:
+            return ToolMessage.model_validate(output["message"])
+        kind, text = output["packed"]
+        serializer, types = self._serializer(), _declared(self._tool)
+        with _quietly():
+            allowing = serializer.with_msgpack_allowlist(types) if types else serializer
+            return allowing.loads_typed((kind, base64.b64decode(text)))
+
+    def _serializer(self) -> JsonPlusSerializer:
+        return _plain if self._journal is None else self._journal.serializer or _plain
+
+
+_plain = JsonPlusSerializer(allowed_msgpack_modules=None)
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
@@ -43,17 +81,15 @@ def pack_error(error: Exception) -> dict[str, Any]:
     return {"raised": {"module": kind.__module__, "type": kind.__qualname__, "message": str(error)}}
 
 
-def is_answer(output: dict[str, Any] | None) -> bool:
-    """True if `unpack` gives back what the tool returned."""
+def is_answer(output: Mapping[str, Any] | None) -> bool:
+    """True if `OutputCodec.unpack` gives back what the tool returned."""
     return output is not None and ("message" in output or "packed" in output)
 
 
-def unpack(output: dict[str, Any]) -> Any:
-    """What the tool returned."""
-    if "message" in output:
-        return ToolMessage.model_validate(output["message"])
-    kind, text = output["packed"]
-    return _serializer.loads_typed((kind, base64.b64decode(text)))
+def why_lost(output: Mapping[str, Any]) -> str:
+    """Why an output is not on record, and what helps."""
+    kind, reason = output.get("lost", "a value"), output.get("reason", "it could not be stored")
+    return f"what it returned ({kind}) is not on record: {reason}. Allow its types (--allow MODULE:TYPE)"
 
 
 def edit_packed(output: dict[str, Any], edit: Callable[[bytes], bytes]) -> dict[str, Any]:
@@ -74,6 +110,18 @@ def raised(output: dict[str, Any]) -> Exception:
     return RuntimeError(f"{said['type']}: {said['message']}")
 
 
+def _declared(tool: BaseTool | None) -> frozenset[tuple[str, ...]]:
+    """(module, name) of the types that a tool says it returns: a class that is used as a tool returns itself."""
+    found = list[Any]()
+    for entry in (getattr(tool, "func", None), getattr(tool, "coroutine", None)):
+        if isinstance(entry, type):
+            found.append(entry)
+        elif entry is not None:
+            with suppress(Exception):  # annotations that name what is not there
+                found.append(get_type_hints(entry).get("return"))
+    return frozenset(types_of_schemas(found)) if found else frozenset()
+
+
 def _dump(message: ToolMessage) -> dict[str, Any] | None:
     try:
         return message.model_dump(mode="json")
@@ -82,10 +130,39 @@ def _dump(message: ToolMessage) -> dict[str, Any] | None:
 
 
 def _same(loaded: Any, value: Any) -> bool:
-    """Equal, and of one type: a tuple that comes back as a list is not the same."""
-    if isinstance(value, Command) and isinstance(value.goto, tuple):
-        value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either
+    """Equal, and of one type all the way down: a tuple that comes back as a list is not the same."""
     try:
-        return type(loaded) is type(value) and bool(loaded == value)
+        return _alike(loaded, value)
     except Exception:  # arrays, say, of which nobody can say whether they are equal
         return False
+
+
+def _alike(loaded: Any, value: Any) -> bool:
+    if type(loaded) is not type(value):
+        return False
+    if isinstance(value, Command) and isinstance(value.goto, tuple):
+        value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either
+    if isinstance(value, dict):
+        known = cast("dict[Any, Any]", value)
+        return loaded == known and all(_alike(loaded[key], item) for key, item in known.items())
+    if isinstance(value, (list, tuple)):
+        items = cast("list[Any]", value)
+        return len(loaded) == len(items) and all(map(_alike, loaded, items))
+    if isinstance(value, ToolMessage):
+        return bool(loaded == value) and _alike(loaded.artifact, value.artifact)
+    if is_dataclass(value):
+        return all(_alike(getattr(loaded, each.name), getattr(value, each.name)) for each in fields(value))
+    return bool(loaded == value)
+
+
+@contextmanager
+def _quietly() -> Generator[None]:
+    """LangGraph logs each type that it refuses, with a name for the remedy that is not ours."""
+    before, _packing.now = getattr(_packing, "now", False), True
+    try:
+        yield
+    finally:
+        _packing.now = before
+
+
+logging.getLogger(JsonPlusSerializer.__module__).addFilter(lambda _: not getattr(_packing, "now", False))

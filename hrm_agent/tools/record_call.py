@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import ToolMessage
@@ -24,7 +25,9 @@ from langgraph.errors import GraphBubbleUp
 from hrm_agent.environment import ExecutionResult
 from hrm_agent.errors import HrmError
 from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT, THREAD_ID
+from hrm_agent.tools.graph_effects import repeat_effects
 from hrm_agent.tools.idempotency import under_way
+from hrm_agent.tools.output_codec import OutputCodec
 from hrm_agent.trajectory import (
     GraphIdentity,
     Recording,
@@ -68,6 +71,8 @@ class ToolOutcome:
     """What went wrong, of a tool that runs no code."""
     duration_seconds: float | None = None
     """Time in seconds, of a tool that runs no code; None: by the clock around the call."""
+    graph_effects: tuple[dict[str, Any], ...] = ()
+    """What it did to the graph beside that (`ToolCall.graph_effects`)."""
 
 
 async def record_tool_call(
@@ -76,11 +81,14 @@ async def record_tool_call(
     name: str,
     arguments: dict[str, Any] | str,
     config: RunnableConfig,
-    execute: Callable[[], Awaitable[ToolOutcome]],
+    execute: Callable[..., Awaitable[ToolOutcome]],
     key: str | None = None,
     repeatable: bool = False,
 ) -> ToolCall:
     """Run `execute` under a record, or give back the record of the same call if it has finished before.
+
+    What a finished call did to the graph is done again (`hrm_agent.tools.graph_effects`). Where that cannot be,
+    `execute` is given the numbers of the questions that the call has asked by then.
 
     Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person can mend pass
     through and leave the record unfinished. Any other is a fault of the infrastructure and recorded as such.
@@ -92,11 +100,15 @@ async def record_tool_call(
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     with holding(recording, started):
         begun = await recording.apart(begin_tool_call, recording, started, repeatable)
+        drawn: tuple[int, ...] | None = ()
         if begun.status is not None:
-            return begun
+            drawn = repeat_effects(begun, started, recording, config, OutputCodec(recording.journal))
+            if drawn is None:
+                return begun
+            begun = await recording.apart(partial(recording.write_tool_call, again=True), started)
         clock = time.perf_counter()
         with under_way(begun):
-            outcome = await _shielded(execute)
+            outcome = await _shielded(partial(execute, drawn) if drawn else execute)
         elapsed = time.perf_counter() - clock
         return await recording.apart(finish_tool_call, recording, begun, outcome, elapsed, repeatable)
 
@@ -192,7 +204,7 @@ def _written(recording: Recording, tool_call: ToolCall, repeatable: bool) -> Too
 
 def _came_to(outcome: ToolOutcome, elapsed: float) -> dict[str, Any]:
     """The fields of a `ToolCall` that say how it ended."""
-    ended = {"status": outcome.status, "content": outcome.content, "output": outcome.output}
+    ended = {name: getattr(outcome, name) for name in ("status", "content", "output", "graph_effects")}
     if outcome.execution is not None:
         return {name: getattr(outcome.execution, name) for name in _MEASURED} | ended
     seconds = elapsed if outcome.duration_seconds is None else outcome.duration_seconds

@@ -21,10 +21,12 @@ from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.models.chat import invalid_tool_calls
 from hrm_agent.tools.external_tools import recorded_by_caller
 from hrm_agent.tools.failures import ToolFailure
+from hrm_agent.tools.graph_effects import GraphEffects
 from hrm_agent.tools.idempotency import key_of
-from hrm_agent.tools.output_codec import pack
+from hrm_agent.tools.output_codec import OutputCodec
 from hrm_agent.tools.record_call import ToolOutcome, as_message, record_tool_call
-from hrm_agent.trajectory import ToolStatus
+from hrm_agent.trajectory import ToolStatus, active_recording
+from hrm_agent.trajectory.identity import graph_identity
 
 __all__ = ["run_tool_calls"]
 
@@ -104,21 +106,25 @@ def _schema_problem(tool: BaseTool, arguments: dict[str, Any]) -> str:
     return ""
 
 
-def _external_tool(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable[[], Awaitable[ToolOutcome]]:
+def _external_tool(tool: BaseTool, call: ToolCall, config: RunnableConfig) -> Callable[..., Awaitable[ToolOutcome]]:
     """Running a tool that knows nothing of records. Its exceptions are its outcome."""
 
-    async def execute() -> ToolOutcome:
+    async def execute(drawn: Sequence[int] = ()) -> ToolOutcome:
+        recording, identity = active_recording(), graph_identity(config.get("metadata"), str(call["id"]))
+        codec = OutputCodec(recording.journal, tool)
+        effects = GraphEffects(recording, identity, config, codec, drawn)
         try:
             with recorded_by_caller(str(call["id"])):
-                message = await _invoke(tool, call, config)
+                message = await _invoke(tool, call, effects.config)
         except (GraphBubbleUp, HrmError):
             raise
         except ToolFailure as failure:
-            return ToolOutcome(failure.status, str(failure))
+            return ToolOutcome(failure.status, str(failure), graph_effects=effects.record())
         except Exception as error:
-            return ToolOutcome(ToolStatus.ERROR, f"{type(error).__name__}: {error}")
+            return ToolOutcome(ToolStatus.ERROR, f"{type(error).__name__}: {error}", graph_effects=effects.record())
         status = ToolStatus.ERROR if message.status == "error" else ToolStatus.OK
-        return ToolOutcome(status, message.text, output=pack(message) if message.artifact is not None else None)
+        output = codec.pack(message) if message.artifact is not None else None
+        return ToolOutcome(status, message.text, output=output, graph_effects=effects.record())
 
     return execute
 

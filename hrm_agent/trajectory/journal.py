@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hrm_agent.bounded import BoundedMap
 from hrm_agent.trajectory.draws import TaskDraws
 from hrm_agent.trajectory.message_dump import message_dump
 from hrm_agent.trajectory.schema import Call, ToolCall, ToolStatus
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 __all__ = ["CheckpointLineage", "Journal", "MemoryJournal"]
 
@@ -40,6 +43,11 @@ class Journal(Protocol):
     @property
     def is_blocking(self) -> bool:
         """A write has to wait for a disk or a server: too long for an event loop."""
+        ...
+
+    @property
+    def serializer(self) -> JsonPlusSerializer | None:
+        """Makes the stored form of what tools return. None: LangGraph's own types alone have one."""
         ...
 
     def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:
@@ -118,7 +126,8 @@ class MemoryJournal:
     is_blocking = False
     """Nothing waits for a disk."""
 
-    def __init__(self, capacity: int = 4096) -> None:
+    def __init__(self, capacity: int = 4096, serializer: JsonPlusSerializer | None = None) -> None:
+        self.serializer = serializer
         self._calls = BoundedMap[str, Call](capacity)
         self._sent = BoundedMap[str, tuple[Any, ...]](capacity)
         self._tool_calls = BoundedMap[str, ToolCall](capacity)

@@ -86,6 +86,7 @@ class Recording:
         self._open = BoundedMap[str, tuple[Call, tuple[int, ...]]](_OPEN)
         self._keys: set[tuple[str, str]] = set()
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
+        self._free_questions = BoundedMap[tuple[str, str, int], list[int]](_REMEMBERED)
 
     def claim(
         self,
@@ -137,6 +138,18 @@ class Recording:
             key = (identity.thread_id, identity.task_id, identity.attempt, what)
             self._asked[key] += 1
             return self._asked[key] - 1
+
+    def free_questions(self, identity: GraphIdentity) -> list[int]:
+        """Numbers of questions of a task's attempt that an answered tool call passed over: they are another call's."""
+        key = (identity.thread_id, identity.task_id, identity.attempt)
+        with self._lock:
+            return self._free_questions.setdefault(key, [])
+
+    def run_again(self, started: ToolCall, lost: str = "") -> None:
+        """Called before a tool runs although its call is on record as ended.
+
+        `lost`: what could not be stored of it, in words; empty where a person's answer to it is another one now.
+        """
 
     def draws(self, key: tuple[str, str, int], identity: Callable[[], GraphIdentity]) -> OpenDraws:
         """What a task draws, recorded values first.

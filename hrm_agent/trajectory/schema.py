@@ -224,6 +224,8 @@ class ToolCall(Record):
     """System call -> how often its code asked for it and was refused: what an attempt to get out leaves behind."""
     repeated_of: str | None = None
     """Id of an earlier call of this thread with the same name and arguments: marks a padded transcript."""
+    graph_effects: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda effects: not effects)
+    """What it did to the graph around it beside its result, in its order (`hrm_agent.tools.graph_effects`)."""
 
 
 class TaskRef(Record):

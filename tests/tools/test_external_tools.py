@@ -21,7 +21,7 @@ from hrm_agent.store import open_store
 from hrm_agent.testing import ScriptedEngine
 from hrm_agent.tools import idempotency_key, idempotent, run_tool_calls
 from hrm_agent.tools.external_tools import record_external_tools
-from hrm_agent.tools.output_codec import pack, unpack
+from hrm_agent.tools.output_codec import OutputCodec
 from hrm_agent.trajectory import MemoryJournal, Recording, TaskRef, ToolStatus, recording
 
 runs: list[Any] = []
@@ -104,13 +104,14 @@ async def test_what_is_no_answer_is_run_again(unknown: Any, journal: MemoryJourn
     [1, "x", None, [1, 2.5], {"a": {1}}, ToolMessage("x", tool_call_id="c", artifact={"a": [1]}), b"\x00", STEERING],
 )
 def test_outputs_come_back_as_they_were(value: Any) -> None:
-    back = unpack(pack(value))
+    back = OutputCodec().unpack(OutputCodec().pack(value))
     assert back == value and type(back) is type(value)
 
 
 @pytest.mark.parametrize("value", [object(), (1, 2), [1, (2, 3)], lambda: 1, Command(update={"lock": object()})])
 def test_what_would_come_back_changed_is_not_given_back(value: Any) -> None:
-    assert pack(value) == {"lost": type(value).__qualname__}
+    packed = OutputCodec().pack(value)
+    assert packed["lost"] == type(value).__qualname__ and packed["reason"]
 
 
 # idempotency keys

@@ -25,7 +25,7 @@ from typing import Any
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
-__all__ = ["Effect", "EffectRefused", "Effects", "watching"]
+__all__ = ["Effect", "EffectRefused", "Effects", "note_effect", "watching"]
 
 MOST_LISTED = 20
 """So many different effects are kept of one replay."""
@@ -78,6 +78,13 @@ def watching(effects: Effects) -> Generator[None]:
         yield
     finally:
         _watching.reset(token)
+
+
+def note_effect(effect: Effect) -> None:
+    """Note an operation that the interpreter does not tell of. Raises `EffectRefused` where it is refused."""
+    effects = _watching.get()
+    if effects is not None:
+        effects.note(effect)
 
 
 @functools.cache

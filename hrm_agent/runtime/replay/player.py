@@ -290,7 +290,7 @@ class ReplayRun:
         config: RunnableConfig = {"configurable": episode.configurable, "recursion_limit": limit}
         given: Command[Any] | None = None
         while True:
-            replaying = ReplayRecording(answers, draws, paths, self._inherited_steps)
+            replaying = ReplayRecording(answers, draws, paths, self._inherited_steps, self._saver.serializer)
             try:
                 with recording(replaying), watching(self._effects):
                     async for _ in graph.astream(given, config, context=context, durability="sync"):

@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.models.call_recording import CALL_ID, THREAD_ID, in_one_order, offered
+from hrm_agent.runtime.replay.effects import Effect, note_effect
 from hrm_agent.runtime.replay.recorded_draws import RecordedDraws
 from hrm_agent.runtime.replay.request_match import RequestMatch
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
@@ -212,9 +214,10 @@ class ReplayRecording(Recording):
         draws: RecordedDraws,
         paths: TaskPathResolver,
         inherited_steps: Sequence[tuple[int, str]] = (),
+        serializer: JsonPlusSerializer | None = None,
     ) -> None:
         """`inherited_steps`: the threads that a fork has behind it, the oldest first, each with its last step."""
-        super().__init__(MemoryJournal())
+        super().__init__(MemoryJournal(serializer=serializer))
         self._recorded = draws
         self._inherited_steps = inherited_steps
         self.unanswered: UnrecordedRequest | None = None
@@ -246,6 +249,12 @@ class ReplayRecording(Recording):
             self._refuse_more()
             again = self._answers.given_tools.get(started.id)
             return again or self._answers.take_tool_call(asked, started) or self._stop(asked)
+
+    def run_again(self, started: ToolCall, lost: str = "") -> None:
+        """An effect that is listed, where the record does not hold all of the call; else it is none on record."""
+        if not lost:
+            self._stop(UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started))
+        note_effect(Effect(started.identity.node, f"runs the tool {started.name!r} again: {lost}"))
 
     def _open_draws(self, identity: GraphIdentity) -> OpenDraws:
         return OpenDraws(identity, self._recorded.of(identity, self._places.of(identity)))

@@ -82,7 +82,14 @@ class RequestMatch:
         changes = {name: getattr(call, name) for name in _KEPT}
         if renamed.output is not None:
             changes["output"] = edit_packed(renamed.output, self._renaming.as_now)
+        if call.graph_effects:
+            changes["graph_effects"] = tuple(map(self._effect, call.graph_effects))
         return renamed.model_copy(update=changes)
+
+    def _effect(self, effect: dict[str, Any]) -> dict[str, Any]:
+        """With the ids of now; but for answers, which are given as they are on record."""
+        packed = (name for name in effect if name != "answer" and isinstance(effect[name], dict))
+        return effect | {name: edit_packed(effect[name], self._renaming.as_now) for name in packed}
 
     def _forms(self, call: Call, messages: Any, tools: Any, *, note: bool) -> tuple[bytes, bytes] | None:
         if call.request is not None:

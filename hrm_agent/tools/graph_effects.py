@@ -1,0 +1,271 @@
+"""What a tool does to the graph around it beside its result: noted while it runs, done again when it is answered.
+
+A tool asks a person (`interrupt`), tells whoever streams the graph, keeps something in the graph's store, and runs
+subgraphs and functional tasks. LangGraph counts some of this within the task around the tool: an answer belongs to a
+question by its number. So a call that is answered from the record does the same to the graph as the call that ran, or
+else the next question of the node would be given this one's answer.
+
+A tool that does none of this leaves nothing on record. Not noted are events of subgraphs that a tool runs (their
+steps are checkpoints), and writes to a store outside of the process, which has them still.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass, replace
+from typing import Any, cast
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import set_config_context
+from langgraph.errors import GraphInterrupt
+from langgraph.store.base import BaseStore, Op, PutOp, Result
+from langgraph.store.memory import InMemoryStore
+from langgraph.types import interrupt
+
+from hrm_agent.langgraph_format import CALL, RESUME, RUNTIME, SCRATCHPAD, SEND, question_asked
+from hrm_agent.models.call_recording import plain
+from hrm_agent.tools.output_codec import OutputCodec, is_answer, why_lost
+from hrm_agent.trajectory import GraphIdentity, Recording, ToolCall, ToolStatus
+
+__all__ = ["GraphEffects", "repeat_effects"]
+
+MOST_EVENTS = 1000
+"""So many events of one call are on record: what a tool streams is shown again, and decides nothing."""
+_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+
+
+class GraphEffects:
+    """Notes what one tool call does to the graph around it. Outside of a graph's task there is nothing to note."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        identity: GraphIdentity,
+        config: RunnableConfig,
+        codec: OutputCodec,
+        drawn: Sequence[int] = (),
+    ) -> None:
+        """`drawn`: numbers of questions that the call has taken already; it gets these first."""
+        self._pad: Any = (config.get("configurable") or {}).get(SCRATCHPAD)
+        self._codec, self._drawn = codec, [*drawn]
+        self._free = recording.free_questions(identity)
+        self._noted: list[dict[str, Any]] = []
+        self._questions: list[dict[str, Any]] = []
+        self._counted = {"subgraphs": 0, "tasks": 0}
+        self._events = 0
+        self.config = self._observed(config)
+        """The config that the tool is to run with."""
+
+    def arguments(self, given: Any) -> Any:
+        """The tool's arguments: those that a node injects lead to the graph, too."""
+        if self._pad is None or not isinstance(given, dict):
+            return given
+        arguments = cast("dict[str, Any]", given)
+        injected = {name: self._injected(value) for name, value in arguments.items()}
+        return injected if any(injected[name] is not arguments[name] for name in arguments) else given
+
+    def record(self) -> tuple[dict[str, Any], ...]:
+        """What was noted so far, as it goes on record."""
+        for question in self._questions:
+            if (number := question["number"]) < len(self._pad.resume):
+                question["answer"] = plain(self._pad.resume[number])
+        counted = {name: count for name, count in self._counted.items() if count}
+        return (*self._noted, *([{"counted": counted}] if counted else []))
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """Numbers of the questions that were asked so far."""
+        return tuple(question["number"] for question in self._questions)
+
+    def ask(self, effect: Mapping[str, Any]) -> bool:
+        """Ask a question on record again. True if its answer is the one on record.
+
+        A call that went on without an answer has swallowed that it was interrupted. Raises LangGraph's
+        `GraphInterrupt` where the answer is to come.
+        """
+        self._take(effect["number"])
+        schema = {"response_schema": effect["schema"]} if "schema" in effect else {}
+        try:
+            with set_config_context(self.config) as context:
+                context.run(interrupt, self._codec.unpack(effect["asked"]), **schema)
+        except GraphInterrupt:
+            if "answer" in effect:
+                raise
+            return True
+        self.record()
+        return "answer" in effect and self._questions[-1].get("answer") == effect["answer"]
+
+    def do_again(self, effect: Mapping[str, Any]) -> None:
+        """What a call did besides questions."""
+        with set_config_context(self.config) as context:
+            context.run(self._do_again, effect)
+
+    def _do_again(self, effect: Mapping[str, Any]) -> None:
+        given: dict[str, Any] = self.config.get("configurable") or {}
+        runtime = given.get(RUNTIME)
+        if "told" in effect and runtime is not None:
+            runtime.stream_writer(self._codec.unpack(effect["told"]))
+        elif "kept" in effect and isinstance(store := getattr(runtime, "store", None), InMemoryStore):
+            store.batch([PutOp(tuple(namespace), *rest) for namespace, *rest in self._codec.unpack(effect["kept"])])
+        elif "written" in effect and SEND in given:
+            given[SEND]([(channel, value) for channel, value in self._codec.unpack(effect["written"])])
+        elif "counted" in effect:
+            counters = {"subgraphs": given[SCRATCHPAD].subgraph_counter, "tasks": given[SCRATCHPAD].call_counter}
+            for name, count in effect["counted"].items():
+                for _ in range(count):
+                    counters[name]()
+
+    def _take(self, number: int) -> None:
+        """Have the next question asked under the number that it had, also where calls side by side come in turns.
+
+        Numbers below it are those of calls beside this one, which come to them later.
+        """
+        if number in self._free:
+            with suppress(ValueError):
+                self._free.remove(number)
+                self._drawn.append(number)
+                return
+        passed = list[int]()
+        while (drawn := self._pad.interrupt_counter()) < number:
+            passed.append(drawn)
+        self._free += passed
+        self._drawn.append(drawn)
+
+    def _observed(self, config: RunnableConfig) -> RunnableConfig:
+        given: dict[str, Any] = config.get("configurable") or {}
+        if self._pad is None or SCRATCHPAD not in given:
+            return config
+        counters: dict[str, Any] = {
+            "interrupt_counter": self._next_question,
+            "subgraph_counter": self._counting("subgraphs", self._pad.subgraph_counter),
+            "call_counter": self._counting("tasks", self._pad.call_counter),
+        }
+        observed: dict[str, Any] = {SCRATCHPAD: replace(self._pad, **counters)}
+        if SEND in given:
+            observed[SEND] = self._sending(given[SEND])
+        if CALL in given:  # which draws from the task's own counter
+            observed[CALL] = self._counting("tasks", given[CALL])
+        if (runtime := given.get(RUNTIME)) is not None:
+            told = {"stream_writer": self._telling(runtime.stream_writer), "store": self._keeping(runtime.store)}
+            observed[RUNTIME] = runtime.override(**told)
+        return {**config, "configurable": {**given, **observed}}
+
+    def _injected(self, value: Any) -> Any:
+        if isinstance(value, BaseStore):
+            return self._keeping(value)
+        if is_dataclass(value) and all(hasattr(value, name) for name in ("stream_writer", "store", "config")):
+            runtime: Any = value  # LangGraph's `ToolRuntime`
+            told = {"stream_writer": self._telling(runtime.stream_writer), "store": self._keeping(runtime.store)}
+            return replace(runtime, config=self._observed(runtime.config), **told)
+        return value
+
+    def _next_question(self) -> int:
+        asked, number = question_asked(_frame(1)), self._next_number()
+        question: dict[str, Any] = {"number": number, "asked": {"lost": "a question"}}
+        if asked is not None:
+            value, schema = asked
+            question["asked"] = self._codec.pack(value)
+            if schema is not None:
+                question["schema"] = schema
+        self._questions.append(question)
+        self._noted.append(question)
+        return number
+
+    def _next_number(self) -> int:
+        """One that was taken for this call already, one that a call beside it passed over, or the next."""
+        for numbers in (self._drawn, self._free):
+            with suppress(IndexError):
+                return numbers.pop(0)
+        return self._pad.interrupt_counter()
+
+    def _counting(self, what: str, entry: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **options: Any) -> Any:
+            self._counted[what] += 1
+            return entry(*given, **options)
+
+        return counted
+
+    def _sending(self, send: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def sent(writes: Any) -> Any:
+            writes = list(writes)
+            if own := [[channel, value] for channel, value in writes if channel != RESUME]:
+                self._noted.append({"written": self._codec.pack(own)})
+            return send(writes)
+
+        return sent
+
+    def _telling(self, write: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def told(event: Any) -> Any:
+            self._events += 1
+            if self._events <= MOST_EVENTS and is_answer(packed := self._codec.pack(event)):
+                self._noted.append({"told": packed})
+            return write(event)
+
+        return told
+
+    def _keeping(self, store: Any) -> Any:
+        """A store in memory, which another process begins without; any other keeps what it was given."""
+        return _ObservedStore(store, self._kept) if isinstance(store, InMemoryStore) else store
+
+    def _kept(self, done: Sequence[Op]) -> None:
+        put = [[list(op.namespace), *op[1:]] for op in done if isinstance(op, PutOp)]
+        if put:
+            self._noted.append({"kept": self._codec.pack(put)})
+
+
+class _ObservedStore(BaseStore):
+    """A LangGraph store whose writes are noted. It passes for one of the class that it stands for."""
+
+    def __init__(self, store: BaseStore, note: Callable[[Sequence[Op]], None]) -> None:
+        self._store, self._note = store, note
+        self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        done = list(ops)
+        results = self._store.batch(done)
+        self._note(done)
+        return results
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        done = list(ops)
+        results = await self._store.abatch(done)
+        self._note(done)
+        return results
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self._store)
+
+
+def repeat_effects(
+    ended: ToolCall, asked: ToolCall, recording: Recording, config: RunnableConfig, codec: OutputCodec
+) -> tuple[int, ...] | None:
+    """Do to the graph what a call did that has `ended`, for the one that is `asked` for now.
+
+    None: all is done. Else the call is to be run again, since a question has another answer now, or something could not
+    be stored; returned are the numbers of the questions that were asked by then. A call whose effect was wanted once,
+    by its key, is never run again. Raises LangGraph's `GraphInterrupt` where the answer to a question is to come.
+    """
+    configurable: dict[str, Any] = config.get("configurable") or {}
+    if not ended.graph_effects or SCRATCHPAD not in configurable:
+        return None
+    packed = [effect[kind] for effect in ended.graph_effects for kind in ("asked", "written", "kept") if kind in effect]
+    lost = next((why_lost(each) for each in packed if not is_answer(each)), "")
+    drawn = () if lost else _repeated(ended.graph_effects, GraphEffects(recording, asked.identity, config, codec))
+    if drawn is None or (ended.idempotency_key is not None and ended.status is ToolStatus.OK):
+        return None
+    recording.run_again(asked, lost)
+    return drawn
+
+
+def _repeated(effects: Sequence[Mapping[str, Any]], asking: GraphEffects) -> tuple[int, ...] | None:
+    if not all(asking.ask(effect) for effect in effects if "asked" in effect):
+        return asking.drawn
+    for effect in effects:
+        asking.do_again(effect)
+    return None
