@@ -1,10 +1,10 @@
 """Tools that know nothing of records: run once, recorded, and answered from the record from then on.
 
 LangGraph's prebuilt ToolNode, or a node by itself, runs a plain LangChain tool. Inside a recording the call is written
-before it runs and again with its whole output when it has ended; a node that runs again after a crash gets that output
-back, and the graph what the call did to it (`hrm_agent.tools.graph_effects`). A call that raised, or whose output
-cannot be stored (`hrm_agent.tools.output_codec`), is run again; a typed failure (`hrm_agent.tools.failures`) is an output,
-which the model is shown.
+before it runs and again with its whole output when it has ended. A node that runs again after a crash gets that output
+back, and the graph gets what the call did to it (`hrm_agent.tools.graph_effects`). A call that raised, or whose output
+cannot be stored (`hrm_agent.tools.output_codec`), is run again; a typed failure (`hrm_agent.tools.failures`) is an
+output, which the model is shown.
 
 This wraps `BaseTool.run` and `arun`, once per process; outside of a recording, and for tools that record themselves or
 are recorded by `run_tool_calls`, the wrappers do nothing. What is no LangChain tool cannot be seen here.

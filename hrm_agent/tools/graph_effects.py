@@ -28,6 +28,7 @@ from hrm_agent.langgraph_format import CALL, RESUME, RUNTIME, SCRATCHPAD, SEND, 
 from hrm_agent.models.call_recording import plain
 from hrm_agent.tools.output_codec import OutputCodec, is_answer, why_lost
 from hrm_agent.trajectory import GraphIdentity, Recording, ToolCall, ToolStatus
+from hrm_agent.trajectory.recording import TaskQuestions
 
 __all__ = ["GraphEffects", "repeat_effects"]
 
@@ -50,7 +51,8 @@ class GraphEffects:
         """`drawn`: numbers of questions that the call has taken already; it gets these first."""
         self._pad: Any = (config.get("configurable") or {}).get(SCRATCHPAD)
         self._codec, self._drawn = codec, [*drawn]
-        self._free = recording.free_questions(identity)
+        self._wanted: int | None = None
+        self._of_task = TaskQuestions(None) if self._pad is None else recording.questions(identity, self._pad.resume)
         self._noted: list[dict[str, Any]] = []
         self._questions: list[dict[str, Any]] = []
         self._counted = {"subgraphs": 0, "tasks": 0}
@@ -85,7 +87,7 @@ class GraphEffects:
         A call that went on without an answer has swallowed that it was interrupted. Raises LangGraph's
         `GraphInterrupt` where the answer is to come.
         """
-        self._take(effect["number"])
+        self._wanted = effect["number"]
         schema = {"response_schema": effect["schema"]} if "schema" in effect else {}
         try:
             with set_config_context(self.config) as context:
@@ -117,21 +119,19 @@ class GraphEffects:
                 for _ in range(count):
                     counters[name]()
 
-    def _take(self, number: int) -> None:
-        """Have the next question asked under the number that it had, also where calls side by side come in turns.
+    def _take(self, number: int) -> int:
+        """The number that a question had, also where calls side by side come in turns.
 
-        Numbers below it are those of calls beside this one, which come to them later.
+        Those below it are of calls beside this one, which come to them later.
         """
-        if number in self._free:
-            with suppress(ValueError):
-                self._free.remove(number)
-                self._drawn.append(number)
-                return
+        with suppress(ValueError):
+            self._of_task.passed.remove(number)
+            return number
         passed = list[int]()
         while (drawn := self._pad.interrupt_counter()) < number:
             passed.append(drawn)
-        self._free += passed
-        self._drawn.append(drawn)
+        self._of_task.passed += passed
+        return drawn
 
     def _observed(self, config: RunnableConfig) -> RunnableConfig:
         given: dict[str, Any] = config.get("configurable") or {}
@@ -175,7 +175,10 @@ class GraphEffects:
 
     def _next_number(self) -> int:
         """One that was taken for this call already, one that a call beside it passed over, or the next."""
-        for numbers in (self._drawn, self._free):
+        if (wanted := self._wanted) is not None:
+            self._wanted = None
+            return self._take(wanted)
+        for numbers in (self._drawn, self._of_task.passed):
             with suppress(IndexError):
                 return numbers.pop(0)
         return self._pad.interrupt_counter()
@@ -189,12 +192,19 @@ class GraphEffects:
 
     def _sending(self, send: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def sent(writes: Any) -> Any:
-            writes = list(writes)
+            writes = [write for write in writes if not self._says_less(*write)]
             if own := [[channel, value] for channel, value in writes if channel != RESUME]:
                 self._noted.append({"written": self._codec.pack(own)})
             return send(writes)
 
         return sent
+
+    def _says_less(self, channel: str, value: Any) -> bool:
+        """True of the answers up to an early question, once there are more: LangGraph keeps what it is told last."""
+        if channel != RESUME:
+            return False
+        before, self._of_task.told = self._of_task.told, max(self._of_task.told, len(value))
+        return len(value) < before
 
     def _telling(self, write: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def told(event: Any) -> Any:

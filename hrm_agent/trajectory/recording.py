@@ -32,6 +32,7 @@ from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
 __all__ = [
     "Recording",
+    "TaskQuestions",
     "active_recording",
     "open_recording",
     "recording",
@@ -53,6 +54,18 @@ class _TaskSlot:
     """Calls on record when the task began."""
     claimed: set[int] = field(default_factory=set[int])
     """Call indices handed out since."""
+
+
+@dataclass(slots=True)
+class TaskQuestions:
+    """The questions that the tools of one task ask a person, where calls side by side do so in turns."""
+
+    answers: object
+    """LangGraph's list of their answers."""
+    passed: list[int] = field(default_factory=list[int])
+    """Numbers that an answered call passed over: they are those of a call beside it."""
+    told: int = 0
+    """How many answers LangGraph was told to keep."""
 
 
 class Recording:
@@ -86,7 +99,7 @@ class Recording:
         self._open = BoundedMap[str, tuple[Call, tuple[int, ...]]](_OPEN)
         self._keys: set[tuple[str, str]] = set()
         self._asked: Counter[tuple[str, str, int, str]] = Counter()
-        self._free_questions = BoundedMap[tuple[str, str, int], list[int]](_REMEMBERED)
+        self._questions = BoundedMap[tuple[str, str, int], TaskQuestions](_REMEMBERED)
 
     def claim(
         self,
@@ -139,11 +152,17 @@ class Recording:
             self._asked[key] += 1
             return self._asked[key] - 1
 
-    def free_questions(self, identity: GraphIdentity) -> list[int]:
-        """Numbers of questions of a task's attempt that an answered tool call passed over: they are another call's."""
+    def questions(self, identity: GraphIdentity, answers: object) -> TaskQuestions:
+        """The questions of a task's attempt, as far as tools ask them.
+
+        `answers`: the list of LangGraph that holds the task's answers, which is another one each time it runs.
+        """
         key = (identity.thread_id, identity.task_id, identity.attempt)
         with self._lock:
-            return self._free_questions.setdefault(key, [])
+            known = self._questions.get(key)
+            if known is None or known.answers is not answers:
+                known = self._questions[key] = TaskQuestions(answers)
+            return known
 
     def run_again(self, started: ToolCall, lost: str = "") -> None:
         """Called before a tool runs although its call is on record as ended.

@@ -304,6 +304,8 @@ class ReplayRun:
             resumes = self._resumes(scratch, paths)
             if not (resumes or self._write_commands(segment, scratch)):
                 return None, None
+            if given is not None and resumes == given.resume:  # which the graph does not take any more
+                return None, None
             given = Command(resume=resumes) if resumes else None
 
     def _resumes(self, scratch: ScratchSaver, paths: TaskPathResolver) -> dict[str, Any]:
