@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from hrm_agent import record
 from hrm_agent.runtime.replay.player import ReplayVerdict, replay_async
 from hrm_agent.store import open_store
-from hrm_agent.tools import run_tool_calls
+from hrm_agent.tools import idempotent, run_tool_calls
 from hrm_agent.tools.failures import ToolFailure
 
 ANSWERS = ("yes", "no", "later", "never", "perhaps")
@@ -319,3 +319,63 @@ async def test_a_replay_asks_as_it_did(name: str, tmp_path: Path) -> None:
         (trajectory,) = store.journal.trajectories()
         found = await replay_async(store, trajectory.id, graph=graph)
     assert (found.verdict, found.effects, ran) == (ReplayVerdict.EQUAL, (), [])
+
+
+broken: list[str] = []
+"""Where it holds something, the process ends once after the node's tool has."""
+
+
+class Killed(BaseException): ...
+
+
+def failing(_: State) -> State:
+    said = pay.invoke({"amount": 5})
+    if broken:
+        raise Killed(broken.pop())
+    return {"said": [said, interrupt("Delete?")]}
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["alone", "recorded"])
+def test_another_answer_than_the_one_on_record_runs_the_tool_again(recorded: bool, tmp_path: Path) -> None:
+    """An answer that is given by id is lost with the process: the person is asked again."""
+    graph = node_of(failing).copy(update={"checkpointer": InMemorySaver()})
+    broken[:], ran[:] = ["away"], []
+    config: Any = {"configurable": {"thread_id": "t"}}
+
+    def step(given: Any) -> Any:
+        with record(tmp_path / "x.db") if recorded else Nothing():
+            return graph.invoke(given, config)
+
+    (asked,) = step({"said": []})["__interrupt__"]
+    with pytest.raises(Killed):
+        step(Command(resume={asked.id: "yes"}))
+    (asked,) = step(None)["__interrupt__"]
+    assert asked.value == "Pay 5?", "by the call on record, which has ended"
+    (asked,) = step(Command(resume={asked.id: "no"}))["__interrupt__"]
+    assert asked.value == "Delete?"
+    assert step(Command(resume="never"))["said"] == ["pay: no", "never"]
+    assert ran == (["pay", "pay"] if recorded else ["pay"] * 3)
+
+
+def test_a_tool_that_does_nothing_to_the_graph_leaves_nothing_of_it(tmp_path: Path) -> None:
+    @tool
+    def plain(amount: int) -> str:
+        """Nothing else."""
+        get_store().get(("memories",), "none")
+        return "plain"
+
+    graph = node_of(lambda _: {"said": [plain.invoke({"amount": 1}), pay.name]})
+    with record(tmp_path / "x.db"):
+        graph.copy(update={"store": InMemoryStore()}).invoke({"said": []})
+    with open_store(tmp_path / "x.db") as store:
+        (call,) = store.journal.tool_calls()
+    assert "graph_effects" not in call.model_dump_json() and call.output is not None
+
+
+async def test_what_a_tool_did_under_its_key_is_not_done_twice(tmp_path: Path) -> None:
+    """Its question is its own; another call under the key is answered without one."""
+    paying = idempotent("amount")(pay.model_copy())
+    graph = node_of(lambda _: {"said": [*(paying.invoke({"amount": 5}) for _ in "ab"), interrupt("Delete?")]})
+    ran.clear()
+    found = await answered(graph, lambda: record(tmp_path / "x.db"), None)
+    assert found.said == ["begin", "pay: yes", "pay: yes", "no"] and ran == ["pay"]
