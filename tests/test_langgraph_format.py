@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import operator
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -34,6 +35,9 @@ from hrm_agent import langgraph_format as ours
         ("READ", "CONFIG_KEY_READ"),
         ("TASK", "CONFIG_KEY_TASK_ID"),
         ("CHECKPOINTER", "CONFIG_KEY_CHECKPOINTER"),
+        ("SCRATCHPAD", "CONFIG_KEY_SCRATCHPAD"),
+        ("SEND", "CONFIG_KEY_SEND"),
+        ("CALL", "CONFIG_KEY_CALL"),
         ("_CHECKPOINT_MAP", "CONFIG_KEY_CHECKPOINT_MAP"),
         ("_BETWEEN_PARTS", "NS_SEP"),
         ("_BEFORE_TASK", "NS_END"),
@@ -72,6 +76,22 @@ def team() -> StateGraph[State]:
     builder.add_edge(START, "b")
     builder.add_edge(["a", "b"], "c")
     return builder
+
+
+def test_a_question_is_seen_by_what_counts_it() -> None:
+    seen: list[Any] = []
+
+    def ask(_: State) -> State:
+        configurable = get_config()["configurable"]
+        pad = configurable[ours.SCRATCHPAD]
+        counting = lambda: (seen.append(ours.question_asked(sys._getframe())), pad.interrupt_counter())[1]  # noqa: E731  # pyright: ignore[reportPrivateUsage]
+        configurable[ours.SCRATCHPAD] = replace(pad, interrupt_counter=counting)
+        return {"seen": [interrupt({"well": 1}, response_schema={"type": "string"})]}
+
+    graph = StateGraph(State).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=InMemorySaver())
+    graph.invoke({}, config())
+    assert seen == [({"well": 1}, {"type": "string"})], "read LangGraph's `interrupt`: where is its question now?"
+    assert ours.question_asked(sys._getframe()) is None  # pyright: ignore[reportPrivateUsage]
 
 
 def test_namespaces_name_the_tasks_around_a_call() -> None:

@@ -89,7 +89,8 @@ def is_answer(output: Mapping[str, Any] | None) -> bool:
 def why_lost(output: Mapping[str, Any]) -> str:
     """Why an output is not on record, and what helps."""
     kind, reason = output.get("lost", "a value"), output.get("reason", "it could not be stored")
-    return f"what it returned ({kind}) is not on record: {reason}. Allow its types (--allow MODULE:TYPE)"
+    said = f"what it returned or did ({kind}) is not on record: {reason}"
+    return f"{said}. Plain data is, and so are types that --allow MODULE:TYPE names"
 
 
 def edit_packed(output: dict[str, Any], edit: Callable[[bytes], bytes]) -> dict[str, Any]:

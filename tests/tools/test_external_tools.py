@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel
 
+from hrm_agent import record
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.replay.player import ReplayVerdict, replay
 from hrm_agent.store import open_store
 from hrm_agent.testing import ScriptedEngine
 from hrm_agent.tools import idempotency_key, idempotent, run_tool_calls
@@ -112,6 +116,81 @@ def test_outputs_come_back_as_they_were(value: Any) -> None:
 def test_what_would_come_back_changed_is_not_given_back(value: Any) -> None:
     packed = OutputCodec().pack(value)
     assert packed["lost"] == type(value).__qualname__ and packed["reason"]
+
+
+# what a tool returns of types of one's own
+
+
+class ResearchComplete(BaseModel):
+    """Say that the research is complete."""
+
+    note: str = ""
+
+
+class Hidden(BaseModel):
+    n: int = 2
+
+
+class Opaque:
+    n = 3
+
+
+@tool
+def lists(x: int) -> list[ResearchComplete] | None:
+    """Says what it returns."""
+    runs.append("lists")
+    return [ResearchComplete(note="listed")]
+
+
+@tool
+def hides(x: int) -> Any:
+    """Does not say what it returns."""
+    runs.append("hides")
+    return Hidden()
+
+
+@tool
+def opaque(x: int) -> Any:
+    """Returns what cannot be stored."""
+    runs.append("opaque")
+    return Opaque()
+
+
+class Said(TypedDict, total=False):
+    said: list[Any]
+
+
+def collect(_: Said) -> Said:
+    complete, listed = tool(ResearchComplete).invoke({"note": "n"}), lists.invoke({"x": 1})
+    hidden, unknown = hides.invoke({"x": 1}), opaque.invoke({"x": 1})
+    assert (type(complete), type(listed[0]), type(hidden)) == (ResearchComplete, ResearchComplete, Hidden)
+    return {"said": [complete.note, listed[0].note, hidden.n, unknown.n, interrupt("Fine?")]}
+
+
+@pytest.mark.parametrize("allow", [(), (f"{__name__}:Hidden",)], ids=["strict", "allowed"])
+def test_what_cannot_be_stored_is_run_again_and_says_why(
+    allow: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.clear()
+    graph, where = StateGraph(Said).add_node("collect", collect).add_edge(START, "collect").compile(), tmp_path / "x.db"
+    for given in ({"said": []}, Command(resume="yes")):
+        with record(where, allow=allow):
+            graph.invoke(given, {"configurable": {"thread_id": "t"}})
+    again = ["opaque"] if allow else ["hides", "opaque"]
+    assert runs == ["lists", "hides", "opaque", *again]
+    with open_store(where, allow=allow) as store:
+        (trajectory,) = store.journal.trajectories()
+        reasons = {call.name: call.output["reason"] for call in trajectory.tool_calls if "lost" in (call.output or {})}
+        found = replay(store, trajectory.id, graph=graph)
+        refused = replay(store, trajectory.id, graph=graph, refuse_effects=True)
+    assert sorted(reasons) == sorted(again) and "Opaque" in reasons["opaque"]
+    assert found.equal and found.unused == 0
+    assert [re.findall(r"the tool '(\w+)' again: what", effect.what) for effect in found.effects] == [
+        [n] for n in again
+    ]
+    assert "--allow MODULE:TYPE" in found.effects[0].what
+    assert refused.verdict is ReplayVerdict.REFUSED
+    assert "allowed_msgpack_modules" not in caplog.text, "the name of the remedy is another one here"
 
 
 # idempotency keys
