@@ -153,6 +153,8 @@ class GraphEffects:
         return {**config, "configurable": {**given, **observed}}
 
     def _injected(self, value: Any) -> Any:
+        if type(value).__module__ == "builtins":  # as what a model gives is
+            return value
         if isinstance(value, BaseStore):
             return self._keeping(value)
         if is_dataclass(value) and all(hasattr(value, name) for name in ("stream_writer", "store", "config")):

@@ -12,10 +12,10 @@ import base64
 import logging
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
@@ -27,6 +27,9 @@ from hrm_agent.trajectory import Journal
 
 __all__ = ["OutputCodec", "edit_packed", "is_answer", "pack_error", "raised", "why_lost"]
 
+T = TypeVar("T")
+R = TypeVar("R")
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _MOST_REASON = 300
 """Characters."""
 _packing = threading.local()
@@ -45,18 +48,11 @@ class OutputCodec:
             dumped = _dump(value)
             if dumped is not None and _same(ToolMessage.model_validate(dumped), value):
                 return {"message": dumped}
-        serializer, reason = self._serializer(), ""
-        for types in (frozenset[tuple[str, ...]](), _declared(self._tool)):
-            serializer = serializer.with_msgpack_allowlist(types) if types else serializer
-            try:
-                with _quietly():
-                    kind, data = serializer.dumps_typed(value)
-                    if _same(serializer.loads_typed((kind, data)), value):
-                        return {"packed": [kind, base64.b64encode(data).decode("ascii")]}
-                reason = "it comes back as another value"
-            except Exception as error:  # whatever a foreign object does when it is serialised
-                reason = str(error) or type(error).__name__
-        return {"lost": type(value).__qualname__, "reason": reason[:_MOST_REASON]}
+        serializer = self._serializer()
+        packed = _packed(serializer, value)
+        if "lost" in packed and (types := _declared(self._tool)):
+            packed = _packed(serializer.with_msgpack_allowlist(types), value)
+        return packed
 
     def unpack(self, output: Mapping[str, Any]) -> Any:
         """What the tool returned. Raises whatever says that a value is none of what may be read."""
@@ -64,15 +60,25 @@ class OutputCodec:
             return ToolMessage.model_validate(output["message"])
         kind, text = output["packed"]
         serializer, types = self._serializer(), _declared(self._tool)
-        with _quietly():
-            allowing = serializer.with_msgpack_allowlist(types) if types else serializer
-            return allowing.loads_typed((kind, base64.b64decode(text)))
+        allowing = serializer.with_msgpack_allowlist(types) if types else serializer
+        return _quietly(allowing.loads_typed, (kind, base64.b64decode(text)))
 
     def _serializer(self) -> JsonPlusSerializer:
         return _plain if self._journal is None else self._journal.serializer or _plain
 
 
 _plain = JsonPlusSerializer(allowed_msgpack_modules=None)
+
+
+def _packed(serializer: JsonPlusSerializer, value: Any) -> dict[str, Any]:
+    try:
+        kind, data = _quietly(serializer.dumps_typed, value)
+        if _same(_quietly(serializer.loads_typed, (kind, data)), value):
+            return {"packed": [kind, base64.b64encode(data).decode("ascii")]}
+        reason = "it comes back as another value"
+    except Exception as error:  # whatever a foreign object does when it is serialised
+        reason = str(error) or type(error).__name__
+    return {"lost": type(value).__qualname__, "reason": reason[:_MOST_REASON]}
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
@@ -141,6 +147,8 @@ def _same(loaded: Any, value: Any) -> bool:
 def _alike(loaded: Any, value: Any) -> bool:
     if type(loaded) is not type(value):
         return False
+    if type(value) in _PLAIN:
+        return bool(loaded == value)
     if isinstance(value, Command) and isinstance(value.goto, tuple):
         value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either
     if isinstance(value, dict):
@@ -156,12 +164,11 @@ def _alike(loaded: Any, value: Any) -> bool:
     return bool(loaded == value)
 
 
-@contextmanager
-def _quietly() -> Generator[None]:
+def _quietly(convert: Callable[[T], R], value: T) -> R:
     """LangGraph logs each type that it refuses, with a name for the remedy that is not ours."""
     before, _packing.now = getattr(_packing, "now", False), True
     try:
-        yield
+        return convert(value)
     finally:
         _packing.now = before
 

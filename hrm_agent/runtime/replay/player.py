@@ -1,7 +1,7 @@
 """True replay: a stored run played again from its recorded answers, with the graph's code as it is now.
 
-No model is called, and no tool is run but those whose output could not be stored, which are listed. Both answer from the
-journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in memory, and the states of the graph are
+No model is called, and no tool is run but those whose output could not be stored, which are listed. Both answer from
+the journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in memory, and the states of the graph are
 compared with the stored ones, byte for byte. (LangGraph's own "replay" of a checkpoint runs the models again.)
 
 A thread is played along its lineage, from the first checkpoint to the newest, in segments: each begins at an input, an
