@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, DeltaChannelHistory
+from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointTuple, DeltaChannelHistory
 from langgraph.pregel import Pregel
 
 from hrm_agent.langgraph_format import (
@@ -24,7 +24,7 @@ from hrm_agent.langgraph_format import (
     unstored_channels,
 )
 
-__all__ = ["StateReader", "Unbuilt", "with_snapshots"]
+__all__ = ["StateReader", "Unbuilt"]
 
 AnyGraph = Pregel[Any, Any, Any, Any]
 Saver = BaseCheckpointSaver[Any]
@@ -49,8 +49,8 @@ class StateReader:
         """`graph`: the outermost graph; None where it is not at hand. `listed`: checkpoints of the thread that were
         read already, with all their ancestors: they are not read again.
         """
-        listed = tuple(listed)
-        self._saver: Saver = _Listed(listed) if listed else saver
+        self.listed = tuple(listed)
+        self._saver: Saver = _Listed(self.listed) if self.listed else saver
         self._graph = graph
         self._graphs: list[tuple[str, AnyGraph]] | None = None
 
@@ -71,18 +71,39 @@ class StateReader:
             values[name] = Unbuilt(snapshot_value(told.get("seed")), writes)
         return values
 
-    def _channels_at(self, found: CheckpointTuple) -> Mapping[str, Any]:
-        """The channels of the graph that made a checkpoint, by its namespace and by the channels that it names."""
-        namespace = str(found.config.get("configurable", {}).get("checkpoint_ns") or "")
-        names = set(found.checkpoint["channel_versions"])
-        wanted = named_nodes(namespace)
-        candidates = sorted(self._all_graphs(), key=lambda one: one[0] != wanted)
-        return next((graph.channels for _, graph in candidates if names <= set(graph.channels)), {})
+    def complete(self, found: CheckpointTuple) -> CheckpointTuple:
+        """The checkpoint with the values of all its channels."""
+        values = self.values(found)
+        return found._replace(checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values}))
 
-    def _all_graphs(self) -> Sequence[tuple[str, AnyGraph]]:
-        """The graph and its subgraphs, each with the nodes that lead to it."""
+    def alone(self, found: CheckpointTuple) -> CheckpointTuple:
+        """The checkpoint with a snapshot of each channel that it holds no value of: it can stand without ancestors."""
+        absent = unstored_channels(found)
+        values = self.values(found) if absent else {}
+        held = {name: snapshot_of(values[name]) for name in absent if not isinstance(values[name], Unbuilt)}
+        values = {**found.checkpoint["channel_values"], **held}
+        return found._replace(checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values}))
+
+    def _channels_at(self, found: CheckpointTuple) -> Mapping[str, Any]:
+        """The channels of the graph that made a checkpoint.
+
+        A subgraph is found by the nodes that lead to it, and, as a node may hold several, by the channels that the
+        checkpoint names.
+        """
+        namespace = str(found.config.get("configurable", {}).get("checkpoint_ns") or "")
+        if not namespace:
+            return {} if self._graph is None else self._graph.channels
+        names, wanted = set(found.checkpoint["channel_versions"]), named_nodes(namespace)
+        fits = {
+            (nodes == wanted, names <= set(graph.channels)): graph.channels
+            for nodes, graph in reversed(self._inner())
+        }
+        return fits.get((True, True)) or fits.get((False, True)) or fits.get((True, False)) or {}
+
+    def _inner(self) -> Sequence[tuple[str, AnyGraph]]:
+        """The subgraphs, each with the nodes that lead to it."""
         if self._graphs is None:
-            self._graphs = [] if self._graph is None else [("", self._graph), *_subgraphs(self._graph)]
+            self._graphs = [] if self._graph is None else list(_subgraphs(self._graph))
         return self._graphs
 
 
@@ -93,20 +114,6 @@ def _subgraphs(graph: AnyGraph) -> Iterator[tuple[str, AnyGraph]]:
             if isinstance(inner, Pregel):
                 yield name, inner
                 yield from ((f"{name}|{deeper}", found) for deeper, found in _subgraphs(inner))
-
-
-def with_snapshots(found: CheckpointTuple, values: Mapping[str, Any]) -> CheckpointTuple:
-    """The checkpoint with a snapshot of each channel that it holds no value of: it can stand without its ancestors.
-
-    `values`: what `StateReader.values` says of it. A value that is not known stays away.
-    """
-    absent = [name for name in unstored_channels(found) if not isinstance(values.get(name), Unbuilt | None)]
-    if not absent:
-        return found
-    snapshots = {name: snapshot_of(values[name]) for name in absent}
-    checkpoint = copy.copy(found.checkpoint)
-    checkpoint["channel_values"] = {**checkpoint["channel_values"], **snapshots}
-    return found._replace(checkpoint=checkpoint)
 
 
 class _Listed(BaseCheckpointSaver[Any]):
