@@ -95,8 +95,7 @@ class StateReader:
             return {} if self._graph is None else self._graph.channels
         names, wanted = set(found.checkpoint["channel_versions"]), named_nodes(namespace)
         fits = {
-            (nodes == wanted, names <= set(graph.channels)): graph.channels
-            for nodes, graph in reversed(self._inner())
+            (nodes == wanted, names <= set(graph.channels)): graph.channels for nodes, graph in reversed(self._inner())
         }
         return fits.get((True, True)) or fits.get((False, True)) or fits.get((True, False)) or {}
 

@@ -25,6 +25,7 @@ from hrm_agent.langgraph_format import (
     RESUME,
     SENDS,
     is_internal,
+    is_reserved,
     triggered_nodes,
 )
 from hrm_agent.models.call_recording import plain
@@ -46,7 +47,7 @@ Equal = Callable[[bytes, bytes], bool]
 """Whether serialised values, the recorded and the replayed one, count as equal: `Renaming.equal`."""
 _NOTES = (INTERRUPT, RESUME, ERROR, ERROR_SOURCE)
 """Writes that are none to the state."""
-_IN_WORDS = {INTERRUPT: "question", SENDS: "sent tasks", ERROR: "error"}
+_IN_WORDS = {INTERRUPT: "question", ERROR: "error"}
 """Channel -> what people call a write to it."""
 _TIMES = ("began", "ended", "seconds", "thread", "spans")
 """Keys of `hrm_agent.graphs.parts.budget.Usage`, now and earlier, that hold times."""
@@ -128,7 +129,11 @@ def _writes_of(writes: Sequence[tuple[str, Any]]) -> TaskWrites:
 def write_changes(
     serializer: SerializerProtocol, recorded: TaskWrites, now: TaskWrites, equal: Equal, ignored: Ignored
 ) -> tuple[Change, ...]:
-    """Writes of a task that differ, those to channels apart that a path to be ignored leads into."""
+    """Writes of a task that differ.
+
+    Left out are those to channels that a path to be ignored leads into, and those that say what comes next: all tasks'
+    together are in the next checkpoint (`same_next_tasks`).
+    """
     old, new = (_to_compare(writes, ignored) for writes in (recorded, now))
     if [channel for channel, _ in old] == [channel for channel, _ in new]:
         pairs = [(channel, then, value) for (channel, then), (_, value) in zip(old, new, strict=True)]
@@ -170,14 +175,19 @@ def _as_taken(old: Any, new: Any) -> tuple[Any, Any]:
 
 def _to_compare(writes: TaskWrites, ignored: Ignored) -> list[tuple[str, Any]]:
     return [
-        (channel, _without_ignored(value, ignored) if channel == SENDS else value)
+        (channel, value)
         for channel, value in writes.channels
-        if not ignored.leads_into(channel)
+        if not ignored.leads_into(channel) and not (channel == SENDS or _leads_on(channel))
     ]
 
 
+def _leads_on(channel: str) -> bool:
+    """Whether a channel triggers nodes."""
+    return is_internal(channel) and not is_reserved(channel)
+
+
 def _without_ignored(sent: Any, ignored: Ignored) -> Any:
-    """A `Send`, or several, as node and argument, without what is to be ignored in the state that it sends."""
+    """`Send`s as node and argument, without what is to be ignored in the state that they send."""
     if isinstance(sent, Send):
         return [sent.node, ignored.blanked(sent.arg, None, note=False)[0]]
     items = cast("Sequence[Any]", sent) if isinstance(sent, (list, tuple)) else None

@@ -41,7 +41,7 @@ _UNKNOWN = "states with a channel whose value the graph does not say how to make
 _IGNORED = "writes to channels that --ignore leads into"
 
 Tasks = dict[TaskPath, list[TaskWrites]]
-"""What tasks wrote, by their place. Tasks of the functional API share theirs, in the order in which they were called."""
+"""What tasks wrote, by their place. Tasks of the functional API share theirs, in the order of their calls."""
 
 
 class Comparison:
@@ -179,9 +179,7 @@ class Comparison:
 class _Line:
     """The checkpoints of one side."""
 
-    def __init__(
-        self, found: Iterable[tuple[TaskPath, CheckpointTuple]], within: Collection[str] | None
-    ) -> None:
+    def __init__(self, found: Iterable[tuple[TaskPath, CheckpointTuple]], within: Collection[str] | None) -> None:
         """`within`: ids of the checkpoints of the outermost graph; None: all."""
         found = sorted(found, key=lambda one: _id(one[1]))
         outer = {_id(each): each for place, each in found if len(place) == 1}

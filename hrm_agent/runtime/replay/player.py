@@ -359,7 +359,8 @@ class ReplayRun:
     ) -> Replay:
         states = StateReader(scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}}))
         seen = Comparison(self._saver.serde, self._renaming, self._ignored, cached=self._graph.cache is not None)
-        stopped = error is not None or asked is not None or self._cut or bool(self._effects.refuse and self._effects.found)
+        refused = self._effects.refuse and bool(self._effects.found)
+        stopped = asked is not None or self._cut or refused
         reached = seen.compare(segment, self._states, self._places, states, paths, stopped=stopped)
         self._last_matching = reached or self._last_matching
         self._not_compared += seen.not_compared
@@ -369,11 +370,12 @@ class ReplayRun:
             self._saver.serde, self._states.reader.complete(segment.end), at_end, self._renaming.equal, self._ignored
         )
         ended = "" if asked is not None else self._ended_otherwise(segment, error) or seen.ended
-        verdict, divergence = ReplayVerdict.DIFFERS if found or ended or seen.step is not None else ReplayVerdict.EQUAL, None
+        differs = bool(found or ended) or seen.step is not None
+        verdict, divergence = ReplayVerdict.DIFFERS if differs else ReplayVerdict.EQUAL, None
         if asked is not None:
             verdict = ReplayVerdict.ASKS
             divergence = Divergence(asked, answers.nearest(asked), asked.place[0].step)
-        if self._effects.refuse and self._effects.found:
+        if refused:
             verdict, divergence = ReplayVerdict.REFUSED, None
         differs = verdict is ReplayVerdict.DIFFERS
         return Replay(

@@ -30,7 +30,7 @@ class ScratchSaver(InMemorySaver):
     def __init__(
         self, store: StoreSaver, start: CheckpointTuple, stop_at: int | None, memories: Iterable[CheckpointTuple] = ()
     ) -> None:
-        """`start`, and `memories` of subgraphs: checkpoints that stand without their ancestors (`StateReader.alone`)."""
+        """`start`, `memories` of subgraphs: checkpoints that stand without ancestors (`StateReader.alone`)."""
         super().__init__(serde=store.serde)
         self._store, self._stop_at = store, None
         self.unread: list[RunnableConfig] = []

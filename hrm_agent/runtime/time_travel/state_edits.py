@@ -26,7 +26,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hrm_agent.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, RunError, nearest
-from hrm_agent.langgraph_format import RUNTIME, START, deltas_of, is_internal, is_delta, snapshot_of, with_deltas
+from hrm_agent.langgraph_format import RUNTIME, START, deltas_of, is_delta, is_internal, snapshot_of, with_deltas
 from hrm_agent.runtime.execution.loading import Graph
 from hrm_agent.runtime.state import StateReader
 from hrm_agent.runtime.time_travel.history import History, Moment
@@ -244,5 +244,7 @@ def _put_beside(saver: BaseCheckpointSaver[Any], start: CheckpointTuple, values:
     checkpoint["updated_channels"] = None
     metadata = {"source": "update", "step": step, "parents": start.metadata.get("parents", {})}
     deltas = deltas_of(start.metadata)
-    metadata = with_deltas(metadata, {name: deltas[name] for name in deltas if name not in checkpoint["channel_values"]})
+    metadata = with_deltas(
+        metadata, {name: deltas[name] for name in deltas if name not in checkpoint["channel_values"]}
+    )
     saver.put(start.config, checkpoint, cast("Any", metadata), versions)
