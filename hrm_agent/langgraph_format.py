@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import xxhash
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+    from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointMetadata, CheckpointTuple
 
 __all__ = [
     "CHECKPOINTER",
@@ -193,7 +193,17 @@ def with_deltas(metadata: Mapping[str, Any], deltas: Mapping[str, Any]) -> dict[
     return {**metadata, _COUNTERS: dict(deltas)} if deltas else dict(metadata)
 
 
-def unstored_channels(found: CheckpointTuple) -> list[str]:
+class _Checkpointed(Protocol):
+    """A `CheckpointTuple` of LangGraph's, or what stands for one."""
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+
+    @property
+    def metadata(self) -> CheckpointMetadata: ...
+
+
+def unstored_channels(found: _Checkpointed) -> list[str]:
     """Names of the channels that have been written to, and whose value is made of the writes of ancestors."""
     held, versions = found.checkpoint["channel_values"], found.checkpoint["channel_versions"]
     return [name for name in deltas_of(found.metadata) if name in versions and name not in held]
