@@ -6,7 +6,7 @@ thread and are sealed anew for the copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import ormsgpack
 
@@ -171,11 +171,14 @@ def delete_runs_checkpoints(cursor: Cursor, cipher: Cipher, run_ids: Sequence[st
     for thread_id, doomed in due.items():
         query = "SELECT ns, id FROM checkpoints WHERE thread_id = ?"
         others = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()} - doomed
-        for place in doomed - _with_sources(cursor, cipher, thread_id, others):
-            cursor.execute(
-                "DELETE FROM writes WHERE thread_id = ? AND ns = ? AND checkpoint_id = ?", (thread_id, *place)
-            )
-            cursor.execute("DELETE FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?", (thread_id, *place))
+        _delete_checkpoints(cursor, thread_id, doomed - _with_sources(cursor, cipher, thread_id, others))
+
+
+def _delete_checkpoints(cursor: Cursor, thread_id: str, places: Collection[tuple[str, str]]) -> None:
+    for table, column in (("writes", "checkpoint_id"), ("checkpoints", "id")):
+        query = f"DELETE FROM {table} WHERE thread_id = ? AND ns = ? AND {column} = ?"
+        for place in places:
+            cursor.execute(query, (thread_id, *place))
 
 
 def _with_sources(

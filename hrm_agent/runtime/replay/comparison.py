@@ -30,7 +30,7 @@ from hrm_agent.runtime.replay.renaming import Renaming
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, in_words
 from hrm_agent.runtime.state import StateReader, Unbuilt
 
-__all__ = ["Comparison"]
+__all__ = ["SegmentComparison"]
 
 _FAILED = "errors of attempts whose task ended well later"
 _LEFT = "tasks of a step that the recorded run left before its end"
@@ -44,7 +44,7 @@ Tasks = dict[TaskPath, list[TaskWrites]]
 """What tasks wrote, by their place. Tasks of the functional API share theirs, in the order of their calls."""
 
 
-class Comparison:
+class SegmentComparison:
     """One segment's: what was compared, and the first difference."""
 
     def __init__(self, serializer: SerializerProtocol, renaming: Renaming, ignored: Ignored, *, cached: bool) -> None:

@@ -38,7 +38,7 @@ from hrm_agent.runtime.execution.graph_run import memories_of
 from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
-from hrm_agent.runtime.replay.comparison import Comparison
+from hrm_agent.runtime.replay.comparison import SegmentComparison
 from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
 from hrm_agent.runtime.replay.ignored_paths import Ignored, IgnoredPath
 from hrm_agent.runtime.replay.learned_ids import RecordedStates, learner
@@ -358,7 +358,7 @@ class ReplayRun:
         asked: UnrecordedRequest | None,
     ) -> Replay:
         states = StateReader(scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}}))
-        seen = Comparison(self._saver.serde, self._renaming, self._ignored, cached=self._graph.cache is not None)
+        seen = SegmentComparison(self._saver.serde, self._renaming, self._ignored, cached=self._graph.cache is not None)
         refused = self._effects.refuse and bool(self._effects.found)
         stopped = asked is not None or self._cut or refused
         reached = seen.compare(segment, self._states, self._places, states, paths, stopped=stopped)
