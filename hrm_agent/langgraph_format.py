@@ -29,6 +29,7 @@ __all__ = [
     "PUSH",
     "READ",
     "RESUME",
+    "RETURN",
     "ROOT",
     "RUNTIME",
     "SENDS",
@@ -67,6 +68,8 @@ RESUME = "__resume__"
 ERROR = "__error__"
 ERROR_SOURCE = "__error_source_node__"
 """Beside an error: the node that failed, where another node of the graph handles that."""
+RETURN = "__return__"
+"""What a task of the functional API returns."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """Stands for the task of writes that belong to none: the input of a run, an answer to whichever question waits."""
 

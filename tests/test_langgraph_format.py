@@ -23,6 +23,7 @@ from hrm_agent import langgraph_format as ours
     [
         ("INTERRUPT", "INTERRUPT"),
         ("RESUME", "RESUME"),
+        ("RETURN", "RETURN"),
         ("ERROR", "ERROR"),
         ("ERROR_SOURCE", "ERROR_SOURCE_NODE"),
         ("INPUT", "INPUT"),

@@ -23,6 +23,7 @@ from hrm_agent.langgraph_format import (
     INTERRUPT,
     NULL_TASK,
     RESUME,
+    RETURN,
     SENDS,
     is_internal,
     is_reserved,
@@ -30,6 +31,7 @@ from hrm_agent.langgraph_format import (
 )
 from hrm_agent.models.call_recording import plain
 from hrm_agent.runtime.replay.ignored_paths import Ignored
+from hrm_agent.runtime.state import Unbuilt
 from hrm_agent.runtime.time_travel.thread_diff import Change
 
 __all__ = [
@@ -105,6 +107,11 @@ class TaskWrites:
     def ended(self) -> bool:
         """One of its attempts ended well."""
         return any(channel != INTERRUPT for channel, _ in self.channels)
+
+    @property
+    def is_functional(self) -> bool:
+        """It is one of the functional API, which returns a value."""
+        return any(channel == RETURN for channel, _ in self.channels)
 
 
 def task_writes(found: CheckpointTuple) -> dict[str, TaskWrites]:
@@ -213,7 +220,12 @@ def _told_next(found: CheckpointTuple) -> list[Any]:
 
 def _state(found: CheckpointTuple, *, internal: bool = False) -> dict[str, Any]:
     values = found.checkpoint["channel_values"]
-    return {name: values[name] for name in sorted(values) if is_internal(name) is internal}
+    return {name: _comparable(values[name]) for name in sorted(values) if is_internal(name) is internal}
+
+
+def _comparable(value: Any) -> Any:
+    """A value that only the graph could make is compared by what it is made of."""
+    return [value.snapshot, list(value.writes)] if isinstance(value, Unbuilt) else value
 
 
 def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:

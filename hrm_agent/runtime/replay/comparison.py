@@ -120,7 +120,8 @@ class SegmentComparison:
         for place, recorded in then.items():
             there = now.pop(place, [])
             if len(recorded) != len(there):
-                self._lone(place, len(recorded), len(there), step, over=over)
+                tasks = sum(bool(place[-1].node) or writes.is_functional for writes in recorded)  # an edit is none
+                self._lone(place, len(recorded) if over else tasks, len(there), step, over=over)
                 continue
             for old, new in zip(recorded, there, strict=True):
                 if over or (old.channels and new.channels):
