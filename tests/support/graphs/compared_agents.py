@@ -179,7 +179,7 @@ def merged(state: dict[str, str], writes: list[dict[str, str]]) -> dict[str, str
 
 
 class Desk(TypedDict, total=False):
-    messages: Annotated[list[AnyMessage], DeltaChannel(extended, snapshot_frequency=3)]
+    messages: Annotated[list[AnyMessage], DeltaChannel(extended, snapshot_frequency=4)]
     files: Annotated[dict[str, str], DeltaChannel(merged)]
     note: str
 
