@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -23,7 +23,7 @@ from typing import Any, cast
 from langchain_core.language_models import BaseChatModel
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
@@ -185,8 +185,18 @@ class ReplayRun:
             if not total.equal:
                 break
         ignored = {"ignored": self._ignored.differences, "unmatched": self._ignored.unmatched}
-        left = tuple(f"{count} {what}" for what, count in self._not_compared.items() if count)
-        return replace(total, renamed_ids=self._renaming.count, not_compared=left, **ignored)
+        left = (f"{count} {what}" for what, count in self._not_compared.items() if count)
+        not_compared = (*self._not_on_record(), *left)
+        return replace(total, renamed_ids=self._renaming.count, not_compared=not_compared, **ignored)
+
+    def _not_on_record(self) -> Iterator[str]:
+        """What the record does not hold at all, in words."""
+        first = self._line[0]
+        if first.parent_config is not None or first.metadata.get("source") == "loop":
+            yield "what led to the oldest checkpoint, since no earlier one is on record"
+        for name, inner in self._graph.get_subgraphs(recurse=True):
+            if isinstance(getattr(inner, "checkpointer", None), BaseCheckpointSaver):
+                yield f"the steps of subgraph {name}, which has a checkpointer of its own"
 
     async def continue_live(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
         """Continue on a new thread from the last equal checkpoint, reusing later recorded answers that still fit."""

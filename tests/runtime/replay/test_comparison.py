@@ -189,3 +189,19 @@ async def test_a_fork_comes_to_the_same(name: str, at: str, store: RunStore, env
     await go_on(store, name, None, "u")
     found = await replay_async(store, episode.thread_id)
     assert (found.verdict, found.changes, found.ended) == (ReplayVerdict.EQUAL, (), "")
+
+
+async def test_subgraphs_that_are_not_on_record_are_told(store: RunStore, environment: LocalEnvironment) -> None:
+    await run(store, environment, "kept_elsewhere")
+    found = await replay_async(store, "t")
+    assert found.equal
+    assert found.not_compared == ("the steps of subgraph calls_elsewhere, which has a checkpointer of its own",)
+
+
+async def test_steps_that_are_not_on_record_any_more_are_told(store: RunStore, environment: LocalEnvironment) -> None:
+    await run(store, environment, "steps")
+    store.checkpointer.prune(["t"])
+    found = await replay_async(store, "t")
+    assert found.equal and found.not_compared == (
+        "what led to the oldest checkpoint, since no earlier one is on record",
+    )

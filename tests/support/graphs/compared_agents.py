@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
@@ -116,6 +117,14 @@ def calls_remembering(state: Plan) -> dict[str, Any]:
     return {"note": f"seen {len(told['seen'])} times"}
 
 
+elsewhere = _line(think, conclude, schema=Inner, checkpointer=InMemorySaver())
+
+
+def calls_elsewhere(state: Plan) -> dict[str, Any]:
+    return {"note": elsewhere.invoke({"note": "in"})["note"]}
+
+
+kept_elsewhere = _line(calls_elsewhere)
 nested = _line(calls_inner, late)
 nested_twice = _line(calls_twice, late)
 memory = _line(calls_remembering, schema=Plan)
