@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import xxhash
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointMetadata, CheckpointTuple
 
 __all__ = [
     "CALL",
@@ -31,28 +32,38 @@ __all__ = [
     "PUSH",
     "READ",
     "RESUME",
+    "RETURN",
     "ROOT",
     "RUNTIME",
     "SCRATCHPAD",
     "SEND",
     "SENDS",
+    "SNAPSHOT_BUMPS",
     "START",
     "TASK",
     "NamespacePart",
     "await_missing_checkpoints",
+    "built_values",
     "checkpoint_of_root",
     "collect_declared_types",
     "config_in_force",
+    "deltas_of",
+    "is_delta",
     "is_internal",
     "is_reserved",
+    "named_nodes",
     "namespace_around",
     "namespace_parts",
     "question_asked",
+    "snapshot_of",
+    "snapshot_value",
     "task_id_of",
     "task_of_namespace",
     "triggered_nodes",
     "types_of_channels",
     "types_of_schemas",
+    "unstored_channels",
+    "with_deltas",
 ]
 
 # writes of a task that are no values of channels
@@ -63,6 +74,8 @@ RESUME = "__resume__"
 ERROR = "__error__"
 ERROR_SOURCE = "__error_source_node__"
 """Beside an error: the node that failed, where another node of the graph handles that."""
+RETURN = "__return__"
+"""What a task of the functional API returns."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """Stands for the task of writes that belong to none: the input of a run, an answer to whichever question waits."""
 
@@ -72,6 +85,8 @@ START = "__start__"
 END = "__end__"
 INPUT = "__input__"
 """In `versions_seen`: the input."""
+SNAPSHOT_BUMPS = "__snapshot_bumps__"
+"""In `versions_seen`: notes on versions that snapshots have moved."""
 
 # channels
 SENDS = "__pregel_tasks"
@@ -119,9 +134,15 @@ class NamespacePart(NamedTuple):
     node: str
     """Its node. Or a number, which tells several subgraphs of the task before it apart."""
     task_id: str
-    """Empty with a number."""
+    """Empty with a number, and of a subgraph that keeps its state between runs (`compile(checkpointer=True)`), which
+    is named by its nodes alone."""
     around: str
     """The namespace of its graph."""
+
+    @property
+    def is_number(self) -> bool:
+        """It is no node."""
+        return not self.task_id and bool(self.around) and self.node.isdecimal()
 
 
 def namespace_parts(namespace: str) -> tuple[NamespacePart, ...]:
@@ -133,6 +154,11 @@ def namespace_parts(namespace: str) -> tuple[NamespacePart, ...]:
         parts.append(NamespacePart(node, task_id, _BETWEEN_PARTS.join(around)))
         around.append(text)
     return tuple(parts)
+
+
+def named_nodes(namespace: str) -> str:
+    """`solve:ID|1|reason:ID` -> `solve|reason`: the nodes that a namespace leads through."""
+    return _BETWEEN_PARTS.join(part.node for part in namespace_parts(namespace) if not part.is_number)
 
 
 def namespace_around(namespace: str) -> str:
@@ -166,6 +192,71 @@ def triggered_nodes(channels: Mapping[str, Any]) -> tuple[str, ...]:
             if set(sources.split("+")) == ended:
                 names.append(target)
     return tuple(names)
+
+
+# channels whose value is made of writes
+_COUNTERS = "counters_since_delta_snapshot"
+"""In a checkpoint's metadata: the `DeltaChannel`s that have no snapshot there, and how long that is so."""
+
+
+def deltas_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `DeltaChannel`s that a checkpoint holds no snapshot of, as its metadata tells."""
+    found: Any = metadata.get(_COUNTERS)
+    return found or {}
+
+
+def with_deltas(metadata: Mapping[str, Any], deltas: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata that tells of these."""
+    return {**metadata, _COUNTERS: dict(deltas)} if deltas else dict(metadata)
+
+
+class _Checkpointed(Protocol):
+    """A `CheckpointTuple` of LangGraph's, or what stands for one."""
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...
+
+    @property
+    def metadata(self) -> CheckpointMetadata: ...
+
+
+def unstored_channels(found: _Checkpointed) -> list[str]:
+    """Names of the channels that have been written to, and whose value is made of the writes of ancestors."""
+    held, versions = found.checkpoint["channel_values"], found.checkpoint["channel_versions"]
+    return [name for name in deltas_of(found.metadata) if name in versions and name not in held]
+
+
+def is_delta(channel: Any) -> bool:
+    """Whether the value of a graph's channel can be made of writes."""
+    from langgraph.channels import BinaryOperatorAggregate
+    from langgraph.channels.delta import DeltaChannel
+
+    return isinstance(channel, (DeltaChannel, BinaryOperatorAggregate))
+
+
+def built_values(
+    channels: Mapping[str, Any], found: CheckpointTuple, saver: BaseCheckpointSaver[Any]
+) -> dict[str, Any]:
+    """The values of channels at a checkpoint, made as LangGraph makes them."""
+    from langgraph.pregel._checkpoint import channels_from_checkpoint  # pyright: ignore[reportPrivateUsage]
+    from langgraph.pregel._io import read_channels  # pyright: ignore[reportPrivateUsage]
+
+    built, _ = channels_from_checkpoint(channels, found.checkpoint, saver=saver, config=found.config)
+    return read_channels(built, list(channels))
+
+
+def snapshot_of(value: Any) -> Any:
+    """A value as a checkpoint holds that of a `DeltaChannel`."""
+    from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
+
+    return _DeltaSnapshot(value)
+
+
+def snapshot_value(held: Any) -> Any:
+    """The value that a checkpoint holds, taken out of its snapshot if it is one."""
+    from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
+
+    return held.value if isinstance(held, _DeltaSnapshot) else held
 
 
 def checkpoint_of_root(configurable: Mapping[str, Any], own: str) -> str:

@@ -24,10 +24,12 @@ from hrm_agent import langgraph_format as ours
     [
         ("INTERRUPT", "INTERRUPT"),
         ("RESUME", "RESUME"),
+        ("RETURN", "RETURN"),
         ("ERROR", "ERROR"),
         ("ERROR_SOURCE", "ERROR_SOURCE_NODE"),
         ("INPUT", "INPUT"),
         ("SENDS", "TASKS"),
+        ("SNAPSHOT_BUMPS", "SNAPSHOT_BUMPS"),
         ("PUSH", "PUSH"),
         ("PULL", "PULL"),
         ("NULL_TASK", "NULL_TASK_ID"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from hrm_agent.errors import GraphError
+from hrm_agent.errors import GraphError, StoreError
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.state import StateReader, Unbuilt
 from hrm_agent.store import RunStore
 
 __all__ = ["newest_state"]
@@ -17,10 +17,24 @@ def newest_state(store: RunStore, thread: str, graph: str) -> Mapping[str, Any] 
     """By channel; None where the thread has no checkpoint.
 
     Values of the types that the state of `graph` declares are read where its code is there; where it is gone, those of
-    plain types and of the types that the store was opened with. Raises `StoreError` for a value of another type.
+    plain types and of the types that the store was opened with. Raises `StoreError` for a value of another type, and
+    for one that only the graph's code could make (of a `DeltaChannel`).
     """
-    saver = store.checkpointer
-    with suppress(GraphError):
-        saver = saver.allowing(load_graph(graph))
-    found: Any = saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
-    return None if found is None else found.checkpoint["channel_values"]
+    saver, compiled, gone = store.checkpointer, None, ""
+    try:
+        compiled = load_graph(graph)
+        saver = saver.allowing(compiled)
+    except GraphError as error:
+        gone = error.message
+    found = saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    if found is None:
+        return None
+    state = StateReader(saver, compiled).values(found)
+    unknown = [name for name, value in state.items() if isinstance(value, Unbuilt)]
+    if unknown:
+        raise StoreError(
+            f"Thread {thread!r} holds the writes of {', '.join(unknown)} and not the value, which the reducer of its "
+            f"graph makes of them. {gone or f'The graph {graph!r} has no such channel now.'}",
+            "Make the graph importable as it was, and try again.",
+        )
+    return state

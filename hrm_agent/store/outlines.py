@@ -18,12 +18,14 @@ from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.stored_messages import MESSAGE_FIELDS, NeedsItsType, Packed, is_json, unpacked
 from hrm_agent.store.value_reader import read_values
 
-__all__ = ["HIDDEN", "SentTask", "StoredQuestion", "newest_plain_channels", "outlines"]
+__all__ = ["HIDDEN", "SNAPSHOT", "SentTask", "StoredQuestion", "newest_plain_channels", "outlines"]
 
 HIDDEN = object()
 """Stands for a message, and for a value that an edit has put in place of another."""
 _SET, _SEND, _KEYWORDS, _MODEL = 0, 1, 2, 5
 """Codes of LangGraph's serializer: made of one argument, of several, of named ones, and a model of pydantic."""
+SNAPSHOT = 7
+"""Its code of the value of a `DeltaChannel`."""
 
 
 class SentTask(NamedTuple):
@@ -83,7 +85,9 @@ def newest_plain_channels(store: RunStore, thread_id: str, names: Collection[str
         row = CheckpointRow(*found)
         try:
             _, channels = read_manifest(store.cipher.open(row.manifest, *row[1:4]))
-            wanted = {name: ref for name, (_, ref) in channels.items() if name in names and ref is not None}
+            if any(name in names and ref is None for name, (_, ref) in channels.items()):
+                raise NeedsItsType  # its value may be made of what earlier checkpoints hold
+            wanted = {name: ref for name, (_, ref) in channels.items() if name in names}
             reader = read_values(cursor, store.cipher, _Plain(), shared=False)
             reader.load(wanted.values())
             return {name: reader.value(ref) for name, ref in wanted.items()}
@@ -104,6 +108,8 @@ def _outlined(value: Any) -> Any:
 
 def _of_type(code: int, made: Any) -> Any:
     match code, made:
+        case (_, _) if code == SNAPSHOT:
+            return _outlined(made)
         case (_, [str(module), str(name), dict(), _]) if code == _MODEL and (module, name) in MESSAGE_FIELDS:
             _outlined(made[2])  # what it holds is of known types, too
             return HIDDEN

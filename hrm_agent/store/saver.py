@@ -47,7 +47,7 @@ from hrm_agent.store.futures import FinishedFuture, committed
 from hrm_agent.store.manifests import Channels, CheckpointKey
 from hrm_agent.store.newest import refuse_set_back_clock, refuse_stranger
 from hrm_agent.store.serializer import StrictSerializer, declared_types
-from hrm_agent.store.threads import copy_rows, delete_threads, keep_newest, touch_thread
+from hrm_agent.store.threads import copy_rows, delete_runs_checkpoints, delete_threads, keep_newest, touch_thread
 
 __all__ = ["StoreSaver"]
 
@@ -353,16 +353,8 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        def delete(cursor: Cursor) -> None:
-            for run_id in run_ids:
-                of_run = "SELECT 1 FROM checkpoints c WHERE c.run_id = ? AND c.thread_id = writes.thread_id"
-                cursor.execute(
-                    f"DELETE FROM writes WHERE EXISTS ({of_run} AND c.ns = writes.ns AND c.id = writes.checkpoint_id)",
-                    (run_id,),
-                )
-                cursor.execute("DELETE FROM checkpoints WHERE run_id = ?", (run_id,))
-
-        self._database.write(delete)
+        """Delete the checkpoints of LangGraph's runs; those stay that the state of another run's is made of."""
+        self._database.write(lambda cursor: delete_runs_checkpoints(cursor, self.blobs.cipher, run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints and writes of a thread to a new one; its values are shared."""
@@ -374,11 +366,17 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self._database.write_once(copy_all)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """LangGraph's pruning: `keep_latest` checkpoint of each namespace, or `delete` all of the threads."""
+        """LangGraph's pruning: `keep_latest` checkpoint of each namespace, or `delete` all of the threads.
+
+        With the latest one those stay that its state is made of (a `DeltaChannel`'s value is made of earlier writes).
+        """
         if strategy not in ("keep_latest", "delete"):
             raise StoreError(f"There is no strategy {strategy!r}.", "Strategies: keep_latest, delete.")
-        work = delete_threads if strategy == "delete" else keep_newest
-        self._database.write(lambda cursor: work(cursor, [str(thread) for thread in thread_ids]))
+        threads = [str(thread) for thread in thread_ids]
+        if strategy == "delete":
+            self._database.write(lambda cursor: delete_threads(cursor, threads))
+        else:
+            self._database.write(lambda cursor: keep_newest(cursor, self.blobs.cipher, threads))
 
     async def adelete_thread(self, thread_id: str) -> None:
         await asyncio.to_thread(self.delete_thread, thread_id)

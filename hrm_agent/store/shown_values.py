@@ -10,10 +10,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from hrm_agent.errors import StoreError
-from hrm_agent.langgraph_format import is_internal
+from hrm_agent.langgraph_format import is_internal, unstored_channels
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointOutline, CheckpointRow, StoreSnapshot
+from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.damage import DAMAGED
-from hrm_agent.store.outlines import SentTask, StoredQuestion
+from hrm_agent.store.outlines import SNAPSHOT, SentTask, StoredQuestion
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.stored_messages import NeedsItsType, Packed, unpacked
 from hrm_agent.store.value_reader import read_values
@@ -22,6 +23,7 @@ __all__ = [
     "CheckpointLink",
     "ShownMessage",
     "Unread",
+    "Written",
     "checkpoint_links",
     "outlines_of",
     "rows_around",
@@ -45,6 +47,15 @@ class Unread(NamedTuple):
     """`package.module.Type`, as the store names it."""
     made_of: Any
     """What it is made of, as plain values."""
+
+
+class Written(NamedTuple):
+    """What the value of a channel is made of, by a reducer of the graph, which is not loaded."""
+
+    snapshot: Any
+    """The newest value on record; None where there is none."""
+    writes: list[Any]
+    """What was written to it since, in order."""
 
 
 class _Shown:
@@ -80,6 +91,8 @@ def _shown(value: Any, depth: int) -> Any:
 
 def _made(code: int, made: Any, depth: int) -> Any:
     """LangGraph's serializer names a module and an attribute of it, and arguments."""
+    if code == SNAPSHOT:
+        return _shown(made, depth)
     match made:
         case ["langgraph.types", "Send", [str(node), *_]]:
             return SentTask(node)
@@ -142,7 +155,7 @@ def shown_channels(
 ) -> CheckpointOutline | None:
     """A checkpoint with its values, or with those of some channels; the newest where none is named. None: no such one.
 
-    Raises `StoreError` for a damaged one.
+    A channel of which it does not hold the value is `Written`. Raises `StoreError` for a damaged one.
     """
     query = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ?"
     values = [thread_id, namespace]
@@ -153,7 +166,33 @@ def shown_channels(
         if row is None:
             return None
         snapshot = StoreSnapshot(cursor, _reader(store, cursor), store.cipher, lambda *_: None)
-        return snapshot.outlines([CheckpointRow(*row)], lambda name: not names or name in names)[0]
+        found = snapshot.outlines([CheckpointRow(*row)], lambda name: not names or name in names)[0]
+        absent = [name for name in unstored_channels(found) if not names or name in names]
+        found.checkpoint["channel_values"].update(_written(cursor, snapshot, found, absent))
+        return found
+
+
+def _written(
+    cursor: Cursor, snapshot: StoreSnapshot, found: CheckpointOutline, names: Collection[str]
+) -> dict[str, Written]:
+    """What channels are made of: the writes of the ancestors, back to the newest value on record."""
+    one = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
+    written = {name: Written(None, []) for name in names}
+    open_ = set(names)
+    while open_ and found.parent_config is not None:
+        named: Any = found.parent_config.get("configurable", {})
+        place = (named["thread_id"], named["checkpoint_ns"], named["checkpoint_id"])
+        row = cursor.execute(one, place).fetchone()
+        if row is None:
+            break
+        found = snapshot.outlines([CheckpointRow(*row)], open_.__contains__)[0]
+        for _, channel, value in reversed(found.pending_writes):
+            if channel in open_:
+                written[channel].writes.insert(0, value)
+        for name in open_ & found.checkpoint["channel_values"].keys():
+            written[name] = Written(found.checkpoint["channel_values"][name], written[name].writes)
+        open_ -= found.checkpoint["channel_values"].keys()
+    return written
 
 
 def _reader(store: RunStore, cursor: Any) -> Any:

@@ -6,16 +6,29 @@ thread and are sealed anew for the copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+import ormsgpack
 
 from hrm_agent.errors import StoreError
+from hrm_agent.langgraph_format import deltas_of
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.cursors import Cursor, answered
 from hrm_agent.store.database import Database
 from hrm_agent.store.leases import forget_leases
+from hrm_agent.store.manifests import read_manifest
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["copy_rows", "delete_threads", "describe_thread", "head_of", "keep_newest", "lineage", "touch_thread"]
+__all__ = [
+    "copy_rows",
+    "delete_runs_checkpoints",
+    "delete_threads",
+    "describe_thread",
+    "head_of",
+    "keep_newest",
+    "lineage",
+    "touch_thread",
+]
 
 _LINEAGE = """
 WITH RECURSIVE line (id, parent_id) AS (
@@ -137,10 +150,55 @@ def _delete_record(cursor: Cursor, thread_id: str) -> None:
         cursor.execute(f"DELETE FROM {table} WHERE thread_id = ?", (thread_id,))
 
 
-def keep_newest(cursor: Cursor, thread_ids: Sequence[str]) -> None:
-    """Delete all checkpoints of threads but the newest of each namespace."""
-    newest = "SELECT max(n.id) FROM checkpoints n WHERE n.thread_id = ? AND n.ns = {table}.ns"
+def keep_newest(cursor: Cursor, cipher: Cipher, thread_ids: Sequence[str]) -> None:
+    """Delete all checkpoints of threads but the newest of each namespace, and those that its state is made of."""
     for thread_id in thread_ids:
-        for table, column in (("writes", "checkpoint_id"), ("checkpoints", "id")):
-            older = f"thread_id = ? AND {column} <> ({newest.format(table=table)})"
-            cursor.execute(f"DELETE FROM {table} WHERE {older}", (thread_id, thread_id))
+        query = "SELECT ns, max(id) FROM checkpoints WHERE thread_id = ? GROUP BY ns"
+        newest = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()}
+        kept = _with_sources(cursor, cipher, thread_id, newest)
+        query = "SELECT ns, id FROM checkpoints WHERE thread_id = ?"
+        found = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()}
+        _delete_checkpoints(cursor, thread_id, found - kept)
+
+
+def delete_runs_checkpoints(cursor: Cursor, cipher: Cipher, run_ids: Sequence[str]) -> None:
+    """Delete the checkpoints of LangGraph's runs, but for those that the state of one of another run is made of."""
+    due: dict[str, set[tuple[str, str]]] = {}
+    for run_id in run_ids:
+        query = "SELECT thread_id, ns, id FROM checkpoints WHERE run_id = ?"
+        for thread_id, ns, id_ in cursor.execute(query, (run_id,)).fetchall():
+            due.setdefault(str(thread_id), set()).add((str(ns), str(id_)))
+    for thread_id, doomed in due.items():
+        query = "SELECT ns, id FROM checkpoints WHERE thread_id = ?"
+        others = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()} - doomed
+        _delete_checkpoints(cursor, thread_id, doomed - _with_sources(cursor, cipher, thread_id, others))
+
+
+def _delete_checkpoints(cursor: Cursor, thread_id: str, places: Collection[tuple[str, str]]) -> None:
+    for table, column in (("writes", "checkpoint_id"), ("checkpoints", "id")):
+        query = f"DELETE FROM {table} WHERE thread_id = ? AND ns = ? AND {column} = ?"
+        for place in places:
+            cursor.execute(query, (thread_id, *place))
+
+
+def _with_sources(
+    cursor: Cursor, cipher: Cipher, thread_id: str, wanted: Iterable[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Checkpoints (namespace, id), and the ancestors that hold what their `DeltaChannel`s are made of."""
+    kept = set(wanted)
+    query = "SELECT parent_id, manifest, metadata FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
+    for ns, id_ in [*kept]:
+        missing: set[str] | None = None
+        at: str | None = id_
+        while at is not None and (row := cursor.execute(query, (thread_id, ns, at)).fetchone()) is not None:
+            parent, manifest, metadata = row
+            place = (thread_id, ns, at)
+            if missing is None:
+                missing = set(deltas_of(ormsgpack.unpackb(cipher.open(metadata, *place, "metadata"))))
+            if not missing:
+                break
+            kept.add((ns, at))
+            _, channels = read_manifest(cipher.open(manifest, *place))
+            missing -= {name for name, (_, reference) in channels.items() if reference is not None}
+            at = parent if missing else None
+    return kept

@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.checkpoint.base import CheckpointTuple
 
 from hrm_agent.errors import HrmError, StoreDamagedError, StoreError
+from hrm_agent.langgraph_format import deltas_of, snapshot_value
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
 from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.hashing import hash_of
@@ -193,7 +194,13 @@ class _Thread:
             parent: Any = found.parent_config.get("configurable", {}) if found.parent_config else {}
             before = (place[0], str(parent.get("checkpoint_id", "")))
             by_graph = found.metadata.get("source") == "loop" and (not parent or before in known)
-            yield from self._messages(found.checkpoint["channel_values"].values(), place[1], compared=by_graph)
+            held = [snapshot_value(value) for value in found.checkpoint["channel_values"].values()]
+            started = newest.get(before)
+            deltas = deltas_of(
+                found.metadata
+            )  # the value is made of what was written, which stands a checkpoint before
+            written = [] if started is None else [v for _, name, v in started.pending_writes or () if name in deltas]
+            yield from self._messages([*held, *written], place[1], compared=by_graph)
             newest[place] = found
             newest.pop(before, None)
             parents.add(before)

@@ -24,6 +24,7 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts import prompts
 from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.runtime.selection.choice import JUDGE_PROMPT
+from hrm_agent.runtime.state import StateReader, Unbuilt
 from hrm_agent.tools import python, python_stateless
 from hrm_agent.trajectory import Call, Trajectory
 from hrm_agent.trajectory.formats import RequestHints
@@ -97,7 +98,10 @@ def states_of(checkpointer: BaseCheckpointSaver[Any]) -> State:
             "checkpoint_ns": namespace_around(identity.checkpoint_ns),
         }
         found = checkpointer.get_tuple({"configurable": place})
-        messages: Any = found.checkpoint["channel_values"].get("messages") if found else ()
+        messages: Any = StateReader(checkpointer, None).values(found).get("messages") if found else ()
+        if isinstance(messages, Unbuilt):  # which graph made them is not known here: those that nothing has replaced
+            lists = [each if isinstance(each, list) else [each] for each in (messages.snapshot or [], *messages.writes)]
+            messages = [message for each in lists for message in cast("list[Any]", each)]
         known = isinstance(messages, list) and all(isinstance(m, BaseMessage) for m in cast("list[Any]", messages))
         return cast("list[BaseMessage]", messages) if known else ()
 

@@ -147,12 +147,13 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
         [
             ("thread", found.trajectory.thread_id),
             ("graph", found.graph),
-            ("checkpoints", f"{found.checkpoints} compared"),
+            ("compared", _compared(found.checkpoints, found.tasks, found.writes)),
             ("verdict", in_words(found)),
         ],
     )
     for line in lines:
         output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
+    _say_not_compared(found.not_compared, output)
     _say_ignored(found.ignored, found.unmatched, output)
     _say_effects(found.effects, output, refused=found.verdict is ReplayVerdict.REFUSED)
     if found.unused and not found.equal:
@@ -161,6 +162,15 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
         said = found.live.error or found.live.answer or "no answer"
         output.say(f"\nContinued as thread {found.live.thread_id}: {found.live.status.value}. {said}")
         output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
+
+
+def _compared(checkpoints: int, tasks: int, writes: int) -> str:
+    return f"checkpoints {checkpoints}, tasks {tasks}, writes {writes} compared"
+
+
+def _say_not_compared(what: Sequence[str], output: Output) -> None:
+    if what:
+        output.say(f"Not compared: {'; '.join(what)}.")
 
 
 def _say_ignored(ignored: Sequence[str], unmatched: Sequence[str], output: Output) -> None:
@@ -197,11 +207,10 @@ def in_words(found: Replay) -> str:
         counts = ((found.renamed_ids, "generated id"), (len(found.ignored), "ignored difference"))
         apart = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
         return "equal" + (f", apart from {' and '.join(apart)}" if apart else ", byte for byte")
+    where = ", ".join(f"{change.channel} {change.part}".rstrip() for change in found.changes)
     since = f" from step {found.step} on" if found.step is not None else ""
-    channels = ", ".join(change.channel for change in found.changes)
-    return "; ".join(
-        part for part in (found.ended, f"the state differs{since}: {channels}" if channels else "") if part
-    )
+    differs = f"step {found.step} differs: {where}" if found.on_the_way else f"the state differs{since}: {where}"
+    return "; ".join(part for part in (found.ended, differs if where else "") if part)
 
 
 def _row(found: Replay) -> dict[str, Any]:
@@ -214,6 +223,9 @@ def _row(found: Replay) -> dict[str, Any]:
         "node": found.divergence.node if found.divergence else None,
         "step": found.divergence.step if found.divergence else found.step,
         "checkpoints": found.checkpoints,
+        "tasks": found.tasks,
+        "writes": found.writes,
+        "not_compared": list(found.not_compared),
         "renamed_ids": found.renamed_ids,
         "ignored": list(found.ignored),
         "unmatched": list(found.unmatched),
@@ -230,6 +242,8 @@ def _check(arguments: Any, output: Output) -> int:
     again: dict[Effect, None] = {}
     ignored: dict[str, None] = {}
     unmatched, renamed = {path.text for path in arguments.ignore}, 0
+    counts = {"checkpoints": 0, "tasks": 0, "writes": 0}
+    not_compared: list[str] = []
     options = {"graph": arguments.graph, "refuse_effects": arguments.no_effects, "ignore": arguments.ignore}
     with existing_store(arguments.check, allowed_names(arguments)) as store:
         for header in store.journal.headers():
@@ -241,6 +255,9 @@ def _check(arguments: Any, output: Output) -> int:
             ignored |= dict.fromkeys(row.get("ignored", ()))
             unmatched &= set(row.get("unmatched", unmatched))
             renamed += row.get("renamed_ids", 0)
+            counts = {name: count + row.get(name, 0) for name, count in counts.items()}
+            if row.get("not_compared"):
+                not_compared.append(f"of {header.id}, {'; '.join(row['not_compared'])}")
             if row["verdict"] != ReplayVerdict.EQUAL:
                 rows.append(row)
                 output.say(f"{header.id}  {header.thread_id}  {row['words']}")
@@ -249,8 +266,19 @@ def _check(arguments: Any, output: Output) -> int:
             raise RunError(
                 f"{store.url} has no trajectory{of_run} that has ended.", f"`hrm-agent history --store {store.url}`"
             )
-    told = {"renamed_ids": renamed, "ignored": [*ignored], "unmatched": sorted(unmatched)}
+    told = {
+        **counts,
+        "not_compared": not_compared,
+        "renamed_ids": renamed,
+        "ignored": [*ignored],
+        "unmatched": sorted(unmatched),
+    }
     output.result({"replayed": checked, "equal": checked - len(rows), "differ": rows, **told})
+    output.say(_compared(**counts))
+    for what in not_compared[:_MOST_SHOWN]:
+        output.say(f"Not compared: {what}.")
+    if len(not_compared) > _MOST_SHOWN:
+        output.say(f"Not compared: something of {len(not_compared) - _MOST_SHOWN} more runs (--json lists it).")
     _say_ignored([*ignored], sorted(unmatched), output)
     _say_effects([*again], output, refused=arguments.no_effects)
     apart = f", apart from {renamed} generated ids" if renamed else ""

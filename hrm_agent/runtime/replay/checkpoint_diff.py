@@ -1,4 +1,4 @@
-"""Two checkpoints compared as bytes, and how they differ in words.
+"""Two checkpoints compared as bytes, with what their tasks wrote, and how they differ in words.
 
 Generated ids may be others (`hrm_agent.runtime.replay.renaming`), and what a person wants ignored may differ
 (`hrm_agent.runtime.replay.ignored_paths`); all else has to be equal.
@@ -8,21 +8,49 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
+from langchain_core.messages import BaseMessage, message_chunk_to_message
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.types import Send
 
-from hrm_agent.langgraph_format import is_internal
+from hrm_agent.langgraph_format import (
+    ERROR,
+    ERROR_SOURCE,
+    INTERRUPT,
+    NULL_TASK,
+    RESUME,
+    RETURN,
+    SENDS,
+    is_internal,
+    is_reserved,
+    triggered_nodes,
+)
 from hrm_agent.models.call_recording import plain
 from hrm_agent.runtime.replay.ignored_paths import Ignored
+from hrm_agent.runtime.state import Unbuilt
 from hrm_agent.runtime.time_travel.thread_diff import Change
 
-__all__ = ["Change", "Equal", "same_next_tasks", "state_changes"]
+__all__ = [
+    "Change",
+    "Equal",
+    "TaskWrites",
+    "next_changes",
+    "same_next_tasks",
+    "state_changes",
+    "task_writes",
+    "write_changes",
+]
 
 Equal = Callable[[bytes, bytes], bool]
 """Whether serialised values, the recorded and the replayed one, count as equal: `Renaming.equal`."""
+_NOTES = (INTERRUPT, RESUME, ERROR, ERROR_SOURCE)
+"""Writes that are none to the state."""
+_IN_WORDS = {INTERRUPT: "question", ERROR: "error"}
+"""Channel -> what people call a write to it."""
 _TIMES = ("began", "ended", "seconds", "thread", "spans")
 """Keys of `hrm_agent.graphs.parts.budget.Usage`, now and earlier, that hold times."""
 
@@ -49,16 +77,155 @@ def state_changes(
 
 
 def same_next_tasks(
-    serializer: SerializerProtocol, recorded: CheckpointTuple, now: CheckpointTuple, equal: Equal
+    serializer: SerializerProtocol,
+    recorded: CheckpointTuple,
+    now: CheckpointTuple,
+    equal: Equal,
+    ignored: Ignored | None = None,
 ) -> bool:
     """True if the same nodes come next, with the same arguments."""
-    old, new = _state(recorded, internal=True), _state(now, internal=True)
+    old, new = _next(recorded, ignored), _next(now, ignored)
     return old.keys() == new.keys() and all(_equal(serializer, old[name], new[name], equal) for name in old)
+
+
+def next_changes(recorded: CheckpointTuple, now: CheckpointTuple) -> Change:
+    """How what comes next differs."""
+    return Change("next tasks", "", _diff(*(_told_next(found) for found in (recorded, now))))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWrites:
+    """What one task has written to the checkpoint that it started from."""
+
+    channels: tuple[tuple[str, Any], ...]
+    """Channel and value of its writes in order, then the error that another node handles and what it asked a person;
+    LangGraph's other notes are left out."""
+    failed: bool
+    """An attempt of it ended in an error."""
+
+    @property
+    def ended(self) -> bool:
+        """One of its attempts ended well."""
+        return any(channel != INTERRUPT for channel, _ in self.channels)
+
+    @property
+    def is_functional(self) -> bool:
+        """It is one of the functional API, which returns a value."""
+        return any(channel == RETURN for channel, _ in self.channels)
+
+
+def task_writes(found: CheckpointTuple) -> dict[str, TaskWrites]:
+    """Task id -> what it wrote. Neither the input of a run nor the answers to questions are a task's."""
+    by_task: dict[str, list[tuple[str, Any]]] = {}
+    for task, channel, value in found.pending_writes or ():
+        if task != NULL_TASK and channel != RESUME:
+            by_task.setdefault(task, []).append((channel, value))
+    return {task: _writes_of(writes) for task, writes in by_task.items()}
+
+
+def _writes_of(writes: Sequence[tuple[str, Any]]) -> TaskWrites:
+    notes = dict(writes)
+    channels = [(channel, value) for channel, value in writes if channel not in _NOTES]
+    if ERROR_SOURCE in notes:  # another node handles it
+        channels.append((ERROR, str(notes.get(ERROR))))
+    if INTERRUPT in notes:  # LangGraph makes their ids anew
+        channels.append((INTERRUPT, [asked.value for asked in notes[INTERRUPT]]))
+    return TaskWrites(tuple(channels), ERROR in notes)
+
+
+def write_changes(
+    serializer: SerializerProtocol, recorded: TaskWrites, now: TaskWrites, equal: Equal, ignored: Ignored
+) -> tuple[Change, ...]:
+    """Writes of a task that differ.
+
+    Left out are those to channels that a path to be ignored leads into, and those that say what comes next: all tasks'
+    together are in the next checkpoint (`same_next_tasks`).
+    """
+    old, new = (_to_compare(writes, ignored) for writes in (recorded, now))
+    if [channel for channel, _ in old] == [channel for channel, _ in new]:
+        pairs = [(channel, then, value) for (channel, then), (_, value) in zip(old, new, strict=True)]
+        differ = [pair for pair in pairs if not _same_write(serializer, *pair[1:], equal)]
+        return tuple(Change(_shown_channel(channel), "", _diff(then, value)) for channel, then, value in differ)
+    shown = ([[_shown_channel(channel), plain(value)] for channel, value in writes] for writes in (old, new))
+    return (Change("writes", "", _diff(*shown)),)
+
+
+def _same_write(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> bool:
+    """As far as the state tells them apart."""
+    old, new = _without_old_times(old, new)
+    return _equal(serializer, old, new, equal) or _equal(serializer, *_as_taken(old, new), equal)
+
+
+def _as_taken(old: Any, new: Any) -> tuple[Any, Any]:
+    """Two values with their messages as `add_messages` takes them.
+
+    It makes whole messages of chunks, and gives messages their ids in place: whether a write was stored before or after
+    that is left to chance, so that an id which is there on one side only does not count.
+    """
+    if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
+        whole = [message_chunk_to_message(message) for message in (old, new)]
+        if (old.id is None) is not (new.id is None):
+            whole = [message.model_copy(update={"id": None}) for message in whole]
+        return whole[0], whole[1]
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        items, others = cast("Sequence[Any]", old), cast("Sequence[Any]", new)
+        if len(items) == len(others):
+            pairs = [_as_taken(one, other) for one, other in zip(items, others, strict=True)]
+            return [one for one, _ in pairs], [other for _, other in pairs]
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        held, there = cast("Mapping[Any, Any]", old), cast("Mapping[Any, Any]", new)
+        both = {name: _as_taken(held[name], there[name]) for name in held if name in there}
+        then = {name: both[name][0] if name in both else value for name, value in held.items()}
+        return then, {name: both[name][1] if name in both else value for name, value in there.items()}
+    return old, new
+
+
+def _to_compare(writes: TaskWrites, ignored: Ignored) -> list[tuple[str, Any]]:
+    return [
+        (channel, value)
+        for channel, value in writes.channels
+        if not ignored.leads_into(channel) and not (channel == SENDS or _leads_on(channel))
+    ]
+
+
+def _leads_on(channel: str) -> bool:
+    """Whether a channel triggers nodes."""
+    return is_internal(channel) and not is_reserved(channel)
+
+
+def _without_ignored(sent: Any, ignored: Ignored) -> Any:
+    """`Send`s as node and argument, without what is to be ignored in the state that they send."""
+    if isinstance(sent, Send):
+        return [sent.node, ignored.blanked(sent.arg, None, note=False)[0]]
+    items = cast("Sequence[Any]", sent) if isinstance(sent, (list, tuple)) else None
+    return sent if items is None else [_without_ignored(item, ignored) for item in items]
+
+
+def _shown_channel(channel: str) -> str:
+    return _IN_WORDS.get(channel, channel)
+
+
+def _next(found: CheckpointTuple, ignored: Ignored | None) -> dict[str, Any]:
+    state = _state(found, internal=True)
+    if ignored is not None and SENDS in state:
+        state[SENDS] = _without_ignored(state[SENDS], ignored)
+    return state
+
+
+def _told_next(found: CheckpointTuple) -> list[Any]:
+    """The nodes to run, and what is sent to them."""
+    sent: Any = found.checkpoint["channel_values"].get(SENDS) or ()
+    return [*triggered_nodes(found.checkpoint["channel_values"]), *(plain(each.arg) for each in sent)]
 
 
 def _state(found: CheckpointTuple, *, internal: bool = False) -> dict[str, Any]:
     values = found.checkpoint["channel_values"]
-    return {name: values[name] for name in sorted(values) if is_internal(name) is internal}
+    return {name: _comparable(values[name]) for name in sorted(values) if is_internal(name) is internal}
+
+
+def _comparable(value: Any) -> Any:
+    """A value that only the graph could make is compared by what it is made of."""
+    return [value.snapshot, list(value.writes)] if isinstance(value, Unbuilt) else value
 
 
 def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
@@ -72,7 +239,31 @@ def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
 
 def _equal(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> bool:
     (old_kind, old_bytes), (new_kind, new_bytes) = serializer.dumps_typed(old), serializer.dumps_typed(new)
-    return old_kind == new_kind and equal(old_bytes, new_bytes)
+    if old_kind != new_kind:
+        return False
+    if equal(old_bytes, new_bytes):
+        return True
+    then, ordered = (_in_order(serializer, value) for value in (old, new))
+    return then is not old and ordered is not new and _equal(serializer, then, ordered, equal)
+
+
+def _in_order(serializer: SerializerProtocol, value: Any) -> Any:
+    """A value with a list for each set in it: the order in which a set gives its members is no part of it.
+
+    The value itself where it holds none.
+    """
+    if isinstance(value, (set, frozenset)):
+        items = (_in_order(serializer, item) for item in cast("set[Any]", value))
+        return ["set", *sorted(items, key=lambda item: serializer.dumps_typed(item)[1])]
+    if isinstance(value, Mapping):
+        held = cast("Mapping[Any, Any]", value)
+        entries = {name: _in_order(serializer, item) for name, item in held.items()}
+        return entries if any(entries[name] is not held[name] for name in held) else held
+    if isinstance(value, (list, tuple)):
+        items = cast("Sequence[Any]", value)
+        ordered = [_in_order(serializer, item) for item in items]
+        return ordered if any(a is not b for a, b in zip(ordered, items, strict=True)) else items
+    return value
 
 
 def _diff(old: Any, new: Any) -> tuple[str, ...]:

@@ -90,6 +90,10 @@ class Ignored:
         """True if the tools that a model is offered do not count."""
         return any(path.in_request and path.parts == ("tools",) for path in self._paths)
 
+    def leads_into(self, channel: str) -> bool:
+        """True if any path leads into a channel of the state."""
+        return any(not path.in_request and path.parts[0] in (None, channel) for path in self._paths)
+
     def blanked(self, recorded: Any, now: Any, *, request: bool = False, note: bool = True) -> tuple[Any, Any]:
         """Two mappings (states by channel, or requests) without what is to be ignored. `note`: remember what it was."""
         for path in self._paths:

@@ -10,45 +10,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import takewhile
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
+from hrm_agent.langgraph_format import namespace_parts
+from hrm_agent.runtime.execution.loading import Graph
 from hrm_agent.runtime.replay.checkpoint_diff import state_changes
 from hrm_agent.runtime.replay.renaming import Renaming
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver
+from hrm_agent.runtime.state import StateReader
 from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver
 from hrm_agent.store import StoreSaver
 
-__all__ = ["RecordedStates", "learner"]
+__all__ = ["RecordedStates", "learner", "root_of"]
 
 
 class RecordedStates:
     """The checkpoints that led to the end of a thread, those of subgraphs included, by their place."""
 
-    def __init__(self, saver: StoreSaver, line: Sequence[CheckpointTuple], places: TaskPathResolver) -> None:
-        self._saver, self._line, self._places = saver, line, places
+    def __init__(
+        self, saver: StoreSaver, line: Sequence[CheckpointTuple], places: TaskPathResolver, graph: Graph
+    ) -> None:
+        self._saver, self._line, self._places, self._graph = saver, line, places, graph
+
+    @cached_property
+    def reader(self) -> StateReader:
+        """Reads the states of them."""
+        return StateReader(self._saver, self._graph, (*self._within, *self._line))
 
     @cached_property
     def by_place(self) -> dict[TaskPath, CheckpointTuple]:
-        """Of several at one place, the newest."""
+        """Of several at one place, the newest. Each with the values of all its channels."""
+        found = (*self._within[::-1], *self._line)
+        return {self._places.of_checkpoint(each): self.reader.complete(each) for each in found}
+
+    def memories(self, until: CheckpointTuple) -> list[CheckpointTuple]:
+        """What the subgraphs that keep their state between runs knew at a checkpoint of the line."""
+        before = {found.checkpoint["id"] for found in takewhile(lambda found: found is not until, self._line)}
+        newest: dict[str, CheckpointTuple] = {}
+        for found in self._within:
+            namespace = _configured(found, "checkpoint_ns")
+            if root_of(found) in before and not any(part.task_id for part in namespace_parts(namespace)):
+                newest.setdefault(namespace, self.reader.alone(found))
+        return [*newest.values()]
+
+    @cached_property
+    def _within(self) -> list[CheckpointTuple]:
+        """Those of subgraphs, the newest first."""
         roots = {found.checkpoint["id"] for found in self._line}
         thread: RunnableConfig = {"configurable": {"thread_id": _configured(self._line[0], "thread_id")}}
         inner = (found for found in self._saver.list(thread) if _configured(found, "checkpoint_ns"))
-        within = [found for found in inner if found.metadata.get("parents", {}).get("") in roots]
-        return {self._places.of_checkpoint(found): found for found in (*within[::-1], *self._line)}
+        return [found for found in inner if root_of(found) in roots]
+
+
+def root_of(found: CheckpointTuple) -> str | None:
+    """Id of the outermost graph's checkpoint whose step a subgraph's checkpoint lies in."""
+    return found.metadata.get("parents", {}).get("")
 
 
 def learner(
-    recorded: RecordedStates, scratch: ScratchSaver, paths: TaskPathResolver, renaming: Renaming
+    recorded: RecordedStates, scratch: ScratchSaver, now: StateReader, paths: TaskPathResolver, renaming: Renaming
 ) -> Callable[[], None]:
-    """Call it to learn from the checkpoints that were made since the last time."""
+    """Call it to learn from the checkpoints that were made since the last time. `now` reads their states."""
 
     def learn() -> None:
         for found in _fresh(scratch):
             there = recorded.by_place.get(paths.of_checkpoint(found))
             if there is not None:
-                state_changes(scratch.serde, there, found, renaming.learn)
+                state_changes(scratch.serde, there, now.complete(found), renaming.learn)
 
     return learn
 

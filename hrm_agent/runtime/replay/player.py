@@ -1,8 +1,9 @@
 """True replay: a stored run played again from its recorded answers, with the graph's code as it is now.
 
 No model is called, and no tool is run but those whose output could not be stored, which are listed. Both answer from
-the journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in memory, and the states of the graph are
-compared with the stored ones, byte for byte. (LangGraph's own "replay" of a checkpoint runs the models again.)
+the journal (`hrm_agent.runtime.replay.recorded_answers`), on a checkpointer in memory, and all states, tasks and writes
+are compared with the stored ones, byte for byte (`hrm_agent.runtime.replay.comparison`). (LangGraph's own "replay" of a
+checkpoint runs the models again.)
 
 A thread is played along its lineage, from the first checkpoint to the newest, in segments: each begins at an input, an
 edit or a fork, which is copied from the store. An `interrupt()` is resumed with the recorded value, found by its task
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -22,7 +24,7 @@ from typing import Any, cast
 from langchain_core.language_models import BaseChatModel
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
@@ -36,7 +38,8 @@ from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
 from hrm_agent.runtime.execution.graph_run import memories_of
 from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
-from hrm_agent.runtime.replay.checkpoint_diff import Change, same_next_tasks, state_changes
+from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
+from hrm_agent.runtime.replay.comparison import SegmentComparison
 from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
 from hrm_agent.runtime.replay.ignored_paths import Ignored, IgnoredPath
 from hrm_agent.runtime.replay.learned_ids import RecordedStates, learner
@@ -55,6 +58,7 @@ from hrm_agent.runtime.replay.request_diff import template_texts
 from hrm_agent.runtime.replay.request_match import RequestMatch
 from hrm_agent.runtime.replay.result import Divergence, Replay, ReplayVerdict
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver
+from hrm_agent.runtime.state import StateReader
 from hrm_agent.runtime.time_travel.fork import fork
 from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver, StopStepReached
 from hrm_agent.store import RunStore, StoreSaver
@@ -139,11 +143,12 @@ class ReplayRun:
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph)
         self._line = lineage(self._saver, trajectory.thread_id)
-        self._states = RecordedStates(self._saver, self._line, self._places)
+        self._states = RecordedStates(self._saver, self._line, self._places, graph)
         self._given_context = context
         self._resumed = self._recorded_resumes()
         self._draws = store.journal.draws_of(trajectory)
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
+        self._not_compared = Counter[str]()
         self._cut = False  # True where the record ends at a request without an answer
         self._last_matching = self._line[0]
         """The newest recorded checkpoint that the replay reached with an equal state."""
@@ -174,12 +179,25 @@ class ReplayRun:
             total = replace(
                 found,
                 checkpoints=total.checkpoints + found.checkpoints,
+                tasks=total.tasks + found.tasks,
+                writes=total.writes + found.writes,
                 unused=total.unused + found.unused,
             )
             if not total.equal:
                 break
         ignored = {"ignored": self._ignored.differences, "unmatched": self._ignored.unmatched}
-        return replace(total, renamed_ids=self._renaming.count, **ignored)
+        left = (f"{count} {what}" for what, count in self._not_compared.items() if count)
+        not_compared = (*self._not_on_record(), *left)
+        return replace(total, renamed_ids=self._renaming.count, not_compared=not_compared, **ignored)
+
+    def _not_on_record(self) -> Iterator[str]:
+        """What the record does not hold at all, in words."""
+        first = self._line[0]
+        if first.parent_config is not None or first.metadata.get("source") == "loop":
+            yield "what led to the oldest checkpoint, since no earlier one is on record"
+        for name, inner in self._graph.get_subgraphs(recurse=True):
+            if isinstance(getattr(inner, "checkpointer", None), BaseCheckpointSaver):
+                yield f"the steps of subgraph {name}, which has a checkpointer of its own"
 
     async def continue_live(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
         """Continue on a new thread from the last equal checkpoint, reusing later recorded answers that still fit."""
@@ -248,17 +266,18 @@ class ReplayRun:
         stop_at = self._stop_at(segment)
         if stop_at == step_of(segment.start):
             return Replay(self._trajectory, "", ReplayVerdict.EQUAL, checkpoints=1)
-        scratch = ScratchSaver(self._saver, segment.start, stop_at)
+        start = self._states.reader.alone(segment.start)
+        scratch = ScratchSaver(self._saver, start, stop_at, self._states.memories(segment.start))
         played = segment.checkpoints if stop_at is None else segment.checkpoints[:-1]
         steps = {found.checkpoint["id"] for found in played}
         paths = TaskPathResolver(scratch, self._trajectory.thread_id, self._graph)
-        learn = learner(self._states, scratch, paths, self._renaming)
+        learn = learner(self._states, scratch, StateReader(scratch, self._graph), paths, self._renaming)
         match = RequestMatch(self._renaming, self._ignored, template_texts(self._store), learn)
         answers, draws = self._answers(steps, match), RecordedDraws(self._draws, steps, self._places)
         error, asked = await self._run(segment, scratch, answers, draws, paths)
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
             asked, error, self._cut = None, None, True
-        return self._judge(segment, scratch, answers, error, asked)
+        return self._judge(segment, scratch, paths, answers, error, asked)
 
     def _stop_at(self, segment: Segment) -> int | None:
         """The step after which the recorded run stopped; None lets the graph end by itself.
@@ -346,47 +365,46 @@ class ReplayRun:
         self,
         segment: Segment,
         scratch: ScratchSaver,
+        paths: TaskPathResolver,
         answers: RecordedAnswers,
         error: Exception | None,
         asked: UnrecordedRequest | None,
     ) -> Replay:
-        compared, step = self._compare_steps(segment, scratch)
+        states = StateReader(scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}}))
+        seen = SegmentComparison(self._saver.serde, self._renaming, self._ignored, cached=self._graph.cache is not None)
+        refused = self._effects.refuse and bool(self._effects.found)
+        stopped = asked is not None or self._cut or refused
+        reached = seen.compare(segment, self._states, self._places, states, paths, stopped=stopped)
+        self._last_matching = reached or self._last_matching
+        self._not_compared += seen.not_compared
         at_end = scratch.head if segment.finished else scratch.at(step_of(segment.end)) or scratch.head
-        found = self._changes(segment.end, at_end)
-        ended = "" if asked is not None else self._ended_otherwise(segment, error)
-        verdict, divergence = ReplayVerdict.DIFFERS if found or ended else ReplayVerdict.EQUAL, None
+        at_end = states.complete(at_end)
+        found = state_changes(
+            self._saver.serde, self._states.reader.complete(segment.end), at_end, self._renaming.equal, self._ignored
+        )
+        ended = "" if asked is not None else self._ended_otherwise(segment, error) or seen.ended
+        differs = bool(found or ended) or seen.step is not None
+        verdict, divergence = ReplayVerdict.DIFFERS if differs else ReplayVerdict.EQUAL, None
         if asked is not None:
             verdict = ReplayVerdict.ASKS
             divergence = Divergence(asked, answers.nearest(asked), asked.place[0].step)
-        if self._effects.refuse and self._effects.found:
+        if refused:
             verdict, divergence = ReplayVerdict.REFUSED, None
+        differs = verdict is ReplayVerdict.DIFFERS
         return Replay(
             self._trajectory,
             "",
             verdict,
-            checkpoints=compared,
+            checkpoints=seen.checkpoints,
+            tasks=seen.tasks,
+            writes=seen.writes,
             unused=len(answers.calls) + len(answers.tool_calls),
             divergence=divergence,
-            step=step if verdict is ReplayVerdict.DIFFERS else None,
-            changes=found,
+            step=seen.step if differs else None,
+            changes=found or (seen.changes if differs else ()),
+            on_the_way=differs and not found and bool(seen.changes),
             ended=ended,
         )
-
-    def _compare_steps(self, segment: Segment, scratch: ScratchSaver) -> tuple[int, int | None]:
-        """How many checkpoints could be compared, and the first step whose state differs."""
-        compared, first = 1, None
-        for recorded in segment.checkpoints[1:]:
-            now = scratch.at(step_of(recorded))
-            if now is None:
-                break
-            differs, compared = self._changes(recorded, now), compared + 1
-            first = step_of(recorded) if differs and first is None else first
-            if first is None and same_next_tasks(self._saver.serde, recorded, now, self._renaming.equal):
-                self._last_matching = recorded
-        return compared, first
-
-    def _changes(self, recorded: CheckpointTuple, now: CheckpointTuple) -> tuple[Change, ...]:
-        return state_changes(self._saver.serde, recorded, now, self._renaming.equal, self._ignored)
 
     def _ended_otherwise(self, segment: Segment, error: Exception | None) -> str:
         """How the graph's end differs from the recorded one; empty if it does not."""

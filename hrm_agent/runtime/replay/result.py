@@ -17,11 +17,11 @@ class ReplayVerdict(StrEnum):
     """What a replay came to."""
 
     EQUAL = "equal"
-    """All requests are on record, and all compared states are the recorded ones."""
+    """All requests are on record, and each compared state, task and write is the recorded one."""
     ASKS = "asks"
     """The graph asks a model or a tool something that is not on record."""
     DIFFERS = "differs"
-    """It asks nothing new, and ends otherwise."""
+    """It asks nothing new, and does or ends otherwise."""
     REFUSED = "refused"
     """A node was about to do something outside of the record, and the replay was to refuse that."""
 
@@ -53,7 +53,13 @@ class Replay:
     verdict: ReplayVerdict
     """Whether the graph still does what it did."""
     checkpoints: int = 0
-    """Number of checkpoints compared."""
+    """Number of checkpoints compared, those of subgraphs and those that its turns begin with among them."""
+    tasks: int = 0
+    """Number of tasks whose writes were compared."""
+    writes: int = 0
+    """Number of writes compared, questions to a person among them."""
+    not_compared: tuple[str, ...] = ()
+    """What is on record and was not compared, in words."""
     renamed_ids: int = 0
     """Generated ids that are others than they were, one to one (`hrm_agent.runtime.replay.renaming`)."""
     ignored: tuple[str, ...] = ()
@@ -65,9 +71,12 @@ class Replay:
     divergence: Divergence | None = None
     """The first request that is not on record; None if all are."""
     step: int | None = None
-    """The first step whose state differs; None if none does."""
+    """The first step of the outermost graph in which a state, a task or a write differs; None if none does."""
     changes: tuple[Change, ...] = ()
-    """How the last compared states differ: the recorded one, then the replayed one."""
+    """How the last states differ: the recorded one, then the replayed one. Where they are equal, the first difference
+    on the way there."""
+    on_the_way: bool = False
+    """`changes` is such a difference."""
     ended: str = ""
     """How it ended, where that differs: what it raised, or what was expected of it."""
     effects: tuple[Effect, ...] = ()

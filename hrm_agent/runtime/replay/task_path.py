@@ -18,7 +18,7 @@ from langgraph.pregel import Pregel
 from hrm_agent.langgraph_format import PULL, PUSH, SENDS, namespace_parts, task_id_of
 from hrm_agent.trajectory import GraphIdentity
 
-__all__ = ["PathStep", "TaskPath", "TaskPathResolver", "without_steps"]
+__all__ = ["PathStep", "TaskPath", "TaskPathResolver", "in_words", "without_steps"]
 
 
 class PathStep(NamedTuple):
@@ -39,6 +39,12 @@ TaskPath = tuple[PathStep, ...]
 def without_steps(place: TaskPath) -> tuple[tuple[str, str], ...]:
     """A place without its steps: it stays the same when a node is added before it."""
     return tuple((level.node, level.number) for level in place)
+
+
+def in_words(place: TaskPath) -> str:
+    """`solve/reason`: the nodes that lead to a task, with the number of the `Send` that made it."""
+    named = [f"{level.node} {level.number}".rstrip() for level in place if level.node]
+    return "/".join(named) or "a task of the functional API"
 
 
 class TaskPathResolver:

@@ -28,7 +28,7 @@ from typing import Any, cast
 
 from hrm_agent.errors import RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
-from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.newest_state import newest_state
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, Candidate, is_choice
 from hrm_agent.runtime.selection.critic_search import RetryPoint, accepted, find_retry_point, require_verdict
 from hrm_agent.runtime.settings import ModeName
@@ -249,9 +249,7 @@ def _waits(candidates: Sequence[Trajectory], entries: Sequence[Candidate]) -> bo
 
 
 def _last_state(store: RunStore, thread: str) -> Mapping[str, Any]:
-    saver = store.checkpointer.allowing(load_graph(CHOICE_GRAPH))
-    found = saver.get_tuple({"configurable": {"thread_id": thread}})
-    return cast("Mapping[str, Any]", found.checkpoint["channel_values"]) if found else {}
+    return newest_state(store, thread, CHOICE_GRAPH) or {}
 
 
 def _judged(candidate: Trajectory, chosen: str | None, reason: str) -> Overlay:

@@ -115,7 +115,7 @@ class Subgraph:
     node: str
     """Of the graph around it."""
     task_id: str
-    """Tells the siblings of a `Send` apart."""
+    """Tells the siblings of a `Send` apart; empty of a subgraph that keeps its state between runs."""
     moments: tuple[Moment, ...]
     """Its checkpoints in the order of creation."""
 
@@ -241,7 +241,7 @@ def _walk(moments: Iterable[Moment]) -> Iterator[Moment]:
 
 def role_of(namespace: str) -> str:
     """`solve:ID|reason:ID` -> `solve/reason`: the nodes that a namespace leads through."""
-    return "/".join(part.node for part in namespace_parts(namespace) if part.task_id)
+    return "/".join(part.node for part in namespace_parts(namespace) if not part.is_number)
 
 
 def _joined(place: str, name: str) -> str:

@@ -18,7 +18,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hrm_agent.errors import GraphError, RunError, nearest
-from hrm_agent.langgraph_format import INPUT, INTERRUPT, is_internal, is_reserved, namespace_parts, triggered_nodes
+from hrm_agent.langgraph_format import (
+    INPUT,
+    INTERRUPT,
+    SNAPSHOT_BUMPS,
+    is_internal,
+    is_reserved,
+    namespace_parts,
+    triggered_nodes,
+)
 from hrm_agent.runtime.execution.builtin_graphs import BUILTIN_GRAPHS
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step, Subgraph
 from hrm_agent.store import RunStore
@@ -51,7 +59,7 @@ def history(
     thread_id = trajectory.thread_id if trajectory else thread
     moments = None if values or graph is not None else _outlined_moments(store, thread_id, trajectory)
     if moments is None:
-        moments = _moments(store, thread_id, trajectory, graph)
+        moments = _moments(store, thread_id, trajectory, graph, values)
     if not moments:
         known = [found.thread_id for found in store.threads()]
         raise RunError(
@@ -61,7 +69,9 @@ def history(
     return History(thread_id, trajectory, moments, tuple(_branches(store, thread_id, values)) if branches else ())
 
 
-def _moments(store: RunStore, thread_id: str, trajectory: Trajectory | None, graph: Graph | None) -> tuple[Moment, ...]:
+def _moments(
+    store: RunStore, thread_id: str, trajectory: Trajectory | None, graph: Graph | None, values: bool
+) -> tuple[Moment, ...]:
     if graph is None and trajectory is not None:
         from hrm_agent.runtime.execution.loading import load_graph
 
@@ -70,7 +80,12 @@ def _moments(store: RunStore, thread_id: str, trajectory: Trajectory | None, gra
     saver = store.checkpointer.allowing(graph) if graph is not None else store.checkpointer
     listed = sorted(saver.list({"configurable": {"thread_id": thread_id}}), key=_id)
     asked = _ask(graph.copy(update={"checkpointer": saver}), thread_id) if graph and listed else {}
-    return tuple(HistoryReader(thread_id, trajectory, listed, asked).moments())
+    if not values:
+        return tuple(HistoryReader(thread_id, trajectory, listed, asked).moments())
+    from hrm_agent.runtime.state import StateReader
+
+    state = StateReader(saver, graph, listed).values
+    return tuple(HistoryReader(thread_id, trajectory, listed, asked, state).moments())
 
 
 def _outlined_moments(store: RunStore, thread_id: str, trajectory: Trajectory | None) -> tuple[Moment, ...] | None:
@@ -81,7 +96,7 @@ def _outlined_moments(store: RunStore, thread_id: str, trajectory: Trajectory | 
         listed = sorted(outlines(store, thread_id), key=_id)
     except NeedsItsType:
         return None
-    moments = tuple(HistoryReader(thread_id, trajectory, listed, {}, values=False).moments())
+    moments = tuple(HistoryReader(thread_id, trajectory, listed, {}).moments())
     found = History(thread_id, trajectory, moments, ())
     if trajectory is not None and any(not asked.node for moment in found.walk() for asked in moment.questions):
         return None  # the graph knows whose question it is
@@ -109,10 +124,11 @@ class HistoryReader:
         trajectory: Trajectory | None,
         listed: Sequence[Found],
         asked: Mapping[str, dict[str, str]],
-        *,
-        values: bool = True,
+        values: Callable[[Any], Mapping[str, Any]] = lambda _: {},
     ) -> None:
-        """`listed`: its checkpoints, oldest first. `asked`: what a graph says of them; see `_ask`."""
+        """`listed`: its checkpoints, oldest first. `asked`: what a graph says of them; see `_ask`. `values`: reads the
+        state at one of them; by itself the moments are left without.
+        """
         self._thread_id, self._asked, self._values = thread_id, asked, values
         self._by_id = {_id(found): found for found in listed}
         self._within = _grouped(listed, _around)
@@ -165,7 +181,7 @@ class HistoryReader:
             next=tuple(self._tasks(found).values()),
             questions=() if over else tuple(self._questions(found)),
             under_way=begun if begun.calls or begun.tool_calls or begun.inside else None,
-            values=_shown(found.checkpoint["channel_values"]) if self._values else {},
+            values=_shown(self._values(found)),
         )
 
     def _step(self, start: Found, end: Found | None) -> Step:
@@ -224,7 +240,7 @@ def _ask(graph: Graph, thread_id: str) -> dict[str, dict[str, str]]:
 def _seen_since(start: Found, end: Found) -> tuple[str, ...]:
     """Nodes that saw new versions of their channels: what ran, in a graph that names no triggers."""
     before, after = start.checkpoint["versions_seen"], end.checkpoint["versions_seen"]
-    return tuple(name for name in after if name != INPUT and after[name] != before.get(name))
+    return tuple(name for name in after if name not in (INPUT, SNAPSHOT_BUMPS) and after[name] != before.get(name))
 
 
 def _shown(channels: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,10 +282,14 @@ def _parent(found: Found) -> str:
 def _around(found: Found) -> str:
     """Id of the checkpoint of the graph around this one, whose step this one lies in; empty for the graph itself."""
     around = found.metadata.get("parents", {})
-    return around[max(around, key=len)] if around and _namespace(found) else ""
+    innermost = max(around, key=lambda namespace: len(namespace_parts(namespace)), default="")
+    return around[innermost] if around and _namespace(found) else ""
 
 
 def _innermost(namespace: str) -> tuple[str, str]:
-    """Node and task id of the innermost task: a node's second subgraph has a number behind it."""
-    part = next(part for part in reversed(namespace_parts(namespace)) if part.task_id)
+    """Node and task id of the innermost task: a node's second subgraph has a number behind it.
+
+    A subgraph that keeps its state between runs has no task id.
+    """
+    part = next(part for part in reversed(namespace_parts(namespace)) if not part.is_number)
     return part.node, part.task_id

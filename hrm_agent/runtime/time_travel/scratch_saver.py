@@ -1,11 +1,12 @@
 """The memory that a replay runs on, and an edit is tried in: it begins with one stored checkpoint.
 
-A replay is stopped where it ends.
+A replay is stopped where it ends. Subgraphs that keep their state between runs (`compile(checkpointer=True)`) begin
+with what they knew then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -26,13 +27,19 @@ class StopStepReached(Exception):  # no error: the end of what was to be played
 class ScratchSaver(InMemorySaver):
     """Holds a thread from a stored checkpoint on. Numbers versions as the store does: old and new are compared."""
 
-    def __init__(self, store: StoreSaver, start: CheckpointTuple, stop_at: int | None) -> None:
+    def __init__(
+        self, store: StoreSaver, start: CheckpointTuple, stop_at: int | None, memories: Iterable[CheckpointTuple] = ()
+    ) -> None:
+        """`start`, `memories` of subgraphs: checkpoints that stand without ancestors (`StateReader.alone`)."""
         super().__init__(serde=store.serde)
         self._store, self._stop_at = store, None
         self.unread: list[RunnableConfig] = []
         """Where checkpoints were put that nobody has looked at yet."""
         self._thread = {"thread_id": str(start.config["configurable"]["thread_id"]), "checkpoint_ns": ""}  # pyright: ignore[reportTypedDictNotRequiredAccess]
-        self.put({"configurable": self._thread}, start.checkpoint, start.metadata, start.checkpoint["channel_versions"])
+        for found in (*memories, start):
+            namespace = found.config.get("configurable", {}).get("checkpoint_ns", "")
+            place: RunnableConfig = {"configurable": {**self._thread, "checkpoint_ns": namespace}}
+            self.put(place, found.checkpoint, found.metadata, found.checkpoint["channel_versions"])
         self._stop_at = stop_at
 
     def put(
@@ -51,6 +58,10 @@ class ScratchSaver(InMemorySaver):
 
     def get_next_version(self, current: Any, channel: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._store.get_next_version(current, channel)
+
+    @property
+    def thread_id(self) -> str:
+        return self._thread["thread_id"]
 
     @property
     def head(self) -> CheckpointTuple:

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from langchain_core.messages import BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
-from langgraph.channels import BinaryOperatorAggregate
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, copy_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.runtime import Runtime
@@ -26,8 +26,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hrm_agent.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, RunError, nearest
-from hrm_agent.langgraph_format import RUNTIME, START, is_internal
+from hrm_agent.langgraph_format import RUNTIME, START, deltas_of, is_delta, is_internal, snapshot_of, with_deltas
 from hrm_agent.runtime.execution.loading import Graph
+from hrm_agent.runtime.state import StateReader
 from hrm_agent.runtime.time_travel.history import History, Moment
 from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver
 from hrm_agent.store import StoreSaver
@@ -173,15 +174,21 @@ def write_edit(
     start = saver.get_tuple({"configurable": {"thread_id": thread_id}})
     if start is None:
         raise RunError(f"Thread {thread_id!r} has no checkpoint.", "Fork it again.")
+    start = StateReader(saver, graph).alone(start)
     steps = _as_returned(written, _arrived_from(found, moment))
     if steps and run_sync(_leads_on(graph, start, steps, moment.next, values, runtime)):
         run_sync(graph.abulk_update_state(config, [steps]))
     else:
-        _put_beside(saver, start, values)
+        _put_beside(saver, start, {name: _as_held(graph, name, value) for name, value in values.items()})
 
 
 def _has_reducer(graph: Graph, name: str) -> bool:
-    return isinstance(graph.channels[name], BinaryOperatorAggregate)
+    return is_delta(graph.channels[name])
+
+
+def _as_held(graph: Graph, name: str, value: Any) -> Any:
+    """A value as a checkpoint holds it."""
+    return snapshot_of(value) if isinstance(graph.channels[name], DeltaChannel) else value
 
 
 def _arrived_from(found: History, moment: Moment) -> tuple[str, ...]:
@@ -236,4 +243,8 @@ def _put_beside(saver: BaseCheckpointSaver[Any], start: CheckpointTuple, values:
     checkpoint["channel_versions"] = {**checkpoint["channel_versions"], **versions}
     checkpoint["updated_channels"] = None
     metadata = {"source": "update", "step": step, "parents": start.metadata.get("parents", {})}
+    deltas = deltas_of(start.metadata)
+    metadata = with_deltas(
+        metadata, {name: deltas[name] for name in deltas if name not in checkpoint["channel_values"]}
+    )
     saver.put(start.config, checkpoint, cast("Any", metadata), versions)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.retrieval.citations import CITATION_LIST
-from hrm_agent.store.shown_values import shown_channels
+from hrm_agent.store.shown_values import Written, shown_channels
 from hrm_agent.viewer.json_text import NotThere, cut_text, foreign, short
 from hrm_agent.viewer.projections.state import plain
 from hrm_agent.viewer.projections.threads import header_of
@@ -89,7 +89,13 @@ def sources_of(place: Place, id_: str) -> dict[str, Table]:
 
 def _values(place: Place, thread_id: str) -> Table:
     found = shown_channels(place.store(), thread_id, names=("citations", "sources"))
-    return {} if found is None else {name: plain(value) for name, value in found.checkpoint["channel_values"].items()}
+    values: Table = {} if found is None else dict(found.checkpoint["channel_values"])
+    if any(isinstance(value, Written) for value in values.values()):
+        raise NotThere(
+            "Citations and sources of this thread are not known without its graph.",
+            f"`hrm-agent show {thread_id}` reads them with it.",
+        )
+    return {name: plain(value) for name, value in values.items()}
 
 
 def _citations(values: Table) -> list[Table]:

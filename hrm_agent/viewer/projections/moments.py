@@ -73,7 +73,7 @@ def moments_at(
     whole = _with_calls(store, header, wanted) if header is not None else None
     numbers = {link.id: number for number, link in enumerate(links)}
     try:
-        return HistoryReader(thread_id, whole, listed, {}, values=False).some(numbers, ids)
+        return HistoryReader(thread_id, whole, listed, {}).some(numbers, ids)
     except DAMAGED:
         return _one_by_one(thread_id, whole, listed, numbers, ids, damaged)
 
@@ -90,7 +90,7 @@ def _one_by_one(
     found: list[Moment] = []
     for id_ in ids:
         try:
-            found += HistoryReader(thread_id, header, listed, {}, values=False).some(numbers, [id_])
+            found += HistoryReader(thread_id, header, listed, {}).some(numbers, [id_])
         except DAMAGED as error:
             damaged(id_, StoreError(f"Checkpoint {id_} cannot be read: {in_a_line(error)}."))
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.langgraph_format import is_internal
 from hrm_agent.store.outlines import SentTask, StoredQuestion
-from hrm_agent.store.shown_values import ShownMessage, Unread, checkpoint_links, shown_channels
+from hrm_agent.store.shown_values import ShownMessage, Unread, Written, checkpoint_links, shown_channels
 from hrm_agent.trajectory.shown import text_of
 from hrm_agent.viewer.json_text import SHOWN, NotThere, cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.groups import Damaged
@@ -71,6 +71,15 @@ def _channel(name: str, value: Any, item: str) -> dict[str, Any]:
         return {"name": short(name), "kind": "unread", "why": why, "text": cut, "chars": len(text)}
     shown = plain(value)
     text = json_lines(shown)
+    if isinstance(value, Written):
+        why = "not known without the graph, which makes it of the newest value on record and what was written since"
+        return {
+            "name": short(name),
+            "kind": "unread",
+            "why": why,
+            "text": cut_text(text, item, name),
+            "chars": len(text),
+        }
     whole = {"value": foreign(shown)} if len(text) <= SHOWN else {}
     return {"name": short(name), "kind": "json", "text": cut_text(text, item, name), "chars": len(text), **whole}
 
@@ -104,6 +113,8 @@ def plain(value: Any) -> Any:
             return {"type": type_, "made_of": plain(made_of)}
         case ShownMessage(fields=fields):
             return {str(name): plain(item) for name, item in fields.items()}
+        case Written(snapshot=snapshot, writes=writes):
+            return {"snapshot": plain(snapshot), "writes": plain(writes)}
         case SentTask(node=node):
             return {"send": node}
         case StoredQuestion(id=id_, value=asked):

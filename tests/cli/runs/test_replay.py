@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import SCRIPT, Command
+from tests.support.graphs import compared_agents
 from tests.support.serving.providers import TEXT, ProviderServer
 
 HOSTED = """
@@ -144,4 +145,25 @@ def test_a_chat_with_a_hosted_model(asked: str, hrm: Command, tmp_path: Path) ->
             words = ("--thread", "t")
     assert [body["stream"] for body in provider.asked] == [asked == "model"] * 2 if asked == "model" else True
     found = hrm("replay", "--check", "runs")
-    assert (found.code, found.out) == (0, "1 runs replayed, 1 equal, 0 not\n")
+    told = "checkpoints 6, tasks 4, writes 6 compared\n1 runs replayed, 1 equal, 0 not\n"
+    assert (found.code, found.out) == (0, told)
+
+
+def test_a_step_that_leaves_no_trace_at_the_end_is_compared(hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = "tests.support.graphs.compared_agents:steps"
+    assert hrm("run", "Go.", "--graph", graph, "--policy", "builtin:cold-start", "--thread", "t").code == 0
+    done = hrm("replay", "t")
+    assert done.code == 0 and "checkpoints 4, tasks 3, writes 7 compared" in done.out
+    row = hrm("replay", "t", "--json").json
+    assert (row["checkpoints"], row["tasks"], row["writes"], row["not_compared"]) == (4, 3, 7, [])
+    checked = hrm("replay", "--check", "runs/store.db")
+    assert checked.code == 0 and "checkpoints 4, tasks 3, writes 7 compared" in checked.out
+    ignored = hrm("replay", "t", "--ignore", "note")
+    assert ignored.code == 0 and "Not compared: 2 writes to channels that --ignore leads into." in ignored.out
+    monkeypatch.setattr(compared_agents, "word", "other")
+    done = hrm("replay", "t")
+    assert done.code == 1 and "step 1 differs: note written by early" in done.out
+    assert '-"draft"' in done.out and '+"other"' in done.out
+    checked = hrm("replay", "--check", "runs/store.db", "--json")
+    assert checked.code == 1
+    assert (checked.json["checkpoints"], [row["step"] for row in checked.json["differ"]]) == (4, [1])

@@ -114,7 +114,8 @@
     return html`${waits}
       ${others.length ? null : html`<p class="muted">No channels beside the conversation.</p>`}
       ${others.map((channel) => html`<${Part} key=${channel.name} title=${html`<${Text} of=${channel.name} />`} note=${sizeOf(channel)}>
-        ${channel.kind === "unread" ? html`<p class="muted">Not read: its type <code><${Text} of=${String(channel.why || "")} /></code> is not loaded from a store.</p>`
+        ${channel.kind === "unread" ? html`<p class="muted">Not read: <${Text} of=${String(channel.why || "")} />.</p>
+            <${Json} value=${channel.text} place=${place} />`
           : channel.kind === "text" ? html`<${Cut} value=${channel.text} place=${place} />`
           : html`<${Json} value=${channel.text ?? JSON.stringify(channel.value)} place=${place} />`}<//>`)}`;
   }

@@ -1,0 +1,225 @@
+"""A replayed segment held against the record: each state, what comes next in it, and what each task has written.
+
+Checkpoints and tasks are paired by their place in the run (`hrm_agent.runtime.replay.task_path`), those of subgraphs
+too. Where less is looked at than is on record, that is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from hrm_agent.langgraph_format import ERROR
+from hrm_agent.runtime.replay.checkpoint_diff import (
+    Change,
+    TaskWrites,
+    next_changes,
+    same_next_tasks,
+    state_changes,
+    task_writes,
+    write_changes,
+)
+from hrm_agent.runtime.replay.ignored_paths import Ignored
+from hrm_agent.runtime.replay.learned_ids import RecordedStates, root_of
+from hrm_agent.runtime.replay.lineage import Segment, step_of
+from hrm_agent.runtime.replay.renaming import Renaming
+from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, in_words
+from hrm_agent.runtime.state import StateReader, Unbuilt
+
+__all__ = ["SegmentComparison"]
+
+_FAILED = "errors of attempts whose task ended well later"
+_LEFT = "tasks of a step that the recorded run left before its end"
+_RETRIED = "checkpoints of subgraphs in a step that was tried again or left"
+_CACHED = "tasks that the graph's cache may have answered"
+_NEXT = "sets of tasks to come at the end of a record, which are others now"
+_UNKNOWN = "states with a channel whose value the graph does not say how to make"
+_IGNORED = "writes to channels that --ignore leads into"
+
+Tasks = dict[TaskPath, list[TaskWrites]]
+"""What tasks wrote, by their place. Tasks of the functional API share theirs, in the order of their calls."""
+
+
+class SegmentComparison:
+    """One segment's: what was compared, and the first difference."""
+
+    def __init__(self, serializer: SerializerProtocol, renaming: Renaming, ignored: Ignored, *, cached: bool) -> None:
+        """`cached`: the graph has a cache, whose results LangGraph does not write."""
+        self._serializer, self._renaming, self._ignored, self._cached = serializer, renaming, ignored, cached
+        self._left = Counter[str]()
+        self.checkpoints = self.tasks = self.writes = 0
+        self.step: int | None = None
+        """The first step that differs."""
+        self.changes: tuple[Change, ...] = ()
+        """How it differs."""
+        self.ended = ""
+        """That the replay ended before the record does, or goes on after it."""
+
+    @property
+    def not_compared(self) -> Counter[str]:
+        """What is on record and was not compared, in words, and how many."""
+        return self._left
+
+    def compare(
+        self,
+        segment: Segment,
+        recorded: RecordedStates,
+        then_at: TaskPathResolver,
+        states: StateReader,
+        now_at: TaskPathResolver,
+        *,
+        stopped: bool,
+    ) -> CheckpointTuple | None:
+        """Returns the newest checkpoint of the outermost graph up to which all is as it is on record.
+
+        `states` reads what the replay has made. `stopped`: it ended before the graph did, so that less is there.
+        """
+        line = _Line(recorded.by_place.items(), {found.checkpoint["id"] for found in segment.checkpoints})
+        now = _Line(((now_at.of_checkpoint(found), found) for found in states.listed), None)
+        reached: CheckpointTuple | None = None
+        for place, found in line.in_order:
+            there, step = now.places.get(place), line.step_of(found)
+            if there is None:
+                self._missing(place, found, line, now, stopped=stopped)
+                continue
+            there = states.complete(there)
+            outermost, followed = len(place) == 1, _id(found) in line.followed
+            same = self._same_state(found, there, step, outermost=outermost, followed=followed)
+            if same and self.step is None and outermost:
+                reached = next(each for each in segment.checkpoints if each.checkpoint["id"] == found.checkpoint["id"])
+            started = step + 1 if outermost else step
+            over = followed and _id(there) in now.followed
+            self._compare_writes(_tasks(found, then_at), _tasks(there, now_at), started, over=over)
+        if not stopped:
+            self._additional(line, now, finished=segment.finished)
+        return reached
+
+    def _same_state(
+        self, found: CheckpointTuple, now: CheckpointTuple, step: int, *, outermost: bool, followed: bool
+    ) -> bool:
+        """The state, and what comes next in it. `followed`: that ran to its end on record."""
+        self.checkpoints += 1
+        if any(isinstance(value, Unbuilt) for value in found.checkpoint["channel_values"].values()):
+            self._left[_UNKNOWN] += 1
+        equal = self._renaming.equal if outermost else self._renaming.learn
+        changes = state_changes(self._serializer, found, now, equal, self._ignored)
+        same = not changes and same_next_tasks(self._serializer, found, now, equal, self._ignored)
+        if not changes and not same and followed:
+            changes = (next_changes(found, now),)
+        elif not changes and not same:
+            self._left[_NEXT] += 1
+        self._note(step, changes or None)
+        return same
+
+    def _compare_writes(self, then: Tasks, now: Tasks, step: int, *, over: bool) -> None:
+        """`over`: the step of these tasks has ended, on record and now."""
+        for place, recorded in then.items():
+            there = now.pop(place, [])
+            if len(recorded) != len(there):
+                tasks = sum(bool(place[-1].node) or writes.is_functional for writes in recorded)  # an edit is none
+                self._lone(place, len(recorded) if over else tasks, len(there), step, over=over)
+                continue
+            for old, new in zip(recorded, there, strict=True):
+                if over or (old.channels and new.channels):
+                    self._same_writes(place, old, new, step)
+                elif old.channels:
+                    self._left[_LEFT] += 1
+        for place, there in now.items() if over else ():
+            self._lone(place, 0, len(there), step, over=True)
+
+    def _lone(self, place: TaskPath, recorded: int, now: int, step: int, *, over: bool) -> None:
+        """Tasks that wrote on record and not now, or the other way round."""
+        if not over or self._cached:
+            self._left[_CACHED if over else _LEFT] += recorded
+            return
+        told = (f"-{recorded} on record", f"+{now} now")
+        self._note(step, (Change("tasks that wrote", in_words(place), told),))
+
+    def _same_writes(self, place: TaskPath, old: TaskWrites, new: TaskWrites, step: int) -> None:
+        ignored = sum(self._ignored.leads_into(channel) for channel, _ in old.channels)
+        self.tasks, self.writes = self.tasks + 1, self.writes + len(old.channels) - ignored
+        self._left.update({_FAILED: old.failed and old.ended, _IGNORED: ignored})
+        changes = write_changes(self._serializer, old, new, self._renaming.learn, self._ignored)
+        told = tuple(replace(change, part=f"written by {in_words(place)}") for change in changes)
+        self._note(step, told or None)
+
+    def _missing(self, place: TaskPath, found: CheckpointTuple, line: _Line, now: _Line, *, stopped: bool) -> None:
+        """A checkpoint on record that the replay has not made."""
+        step = line.step_of(found)
+        if stopped:
+            return
+        if len(place) == 1:
+            self.ended = self.ended or f"it ended after step {now.last}, where the record goes on to step {line.last}"
+            self._note(step, ())
+        elif step > now.last or step > line.last or line.retried(found):
+            self._left[_RETRIED] += 1
+        else:
+            self._note(step, (Change("subgraph", in_words(place), ("-ran on record", "+does not run now")),))
+
+    def _additional(self, line: _Line, now: _Line, *, finished: bool) -> None:
+        """Checkpoints that the replay has made and that are not on record."""
+        if finished and now.last > line.last:
+            self.ended = self.ended or f"it goes on to step {now.last}, where the record ends with step {line.last}"
+            self._note(line.last + 1, ())
+        for place, found in now.in_order:
+            step = now.step_of(found)
+            if len(place) > 1 and place not in line.places and step <= line.last:
+                self._note(step, (Change("subgraph", in_words(place), ("-did not run on record", "+runs now")),))
+                return
+
+    def _note(self, step: int, changes: tuple[Change, ...] | None) -> None:
+        """Remember the first difference; None is none."""
+        if changes is not None and self.step is None:
+            self.step, self.changes = step, changes
+
+
+class _Line:
+    """The checkpoints of one side."""
+
+    def __init__(self, found: Iterable[tuple[TaskPath, CheckpointTuple]], within: Collection[str] | None) -> None:
+        """`within`: ids of the checkpoints of the outermost graph; None: all."""
+        found = sorted(found, key=lambda one: _id(one[1]))
+        outer = {_id(each): each for place, each in found if len(place) == 1}
+        self._steps = {id_: step_of(each) for id_, each in outer.items() if within is None or id_ in within}
+        self.in_order = [(place, each) for place, each in found if (root_of(each) or _id(each)) in self._steps]
+        """By the time at which they were made. What subgraphs knew before is left out."""
+        self.places = dict(self.in_order)
+        self.followed = {_parent(each) for _, each in self.in_order}
+        """Ids of checkpoints whose step has ended."""
+        self.last = max(self._steps.values())
+        """Number of the last step of the outermost graph."""
+        self._failed = {
+            root_of(each) or _id(each)
+            for _, each in self.in_order
+            if any(channel == ERROR for _, channel, _ in each.pending_writes or ())
+        }
+
+    def step_of(self, found: CheckpointTuple) -> int:
+        """Number of the outermost graph's step that led to a checkpoint, or that a subgraph's lies in."""
+        root = root_of(found)
+        return self._steps[_id(found)] if root is None else self._steps[root] + 1
+
+    def retried(self, found: CheckpointTuple) -> bool:
+        """Whether an attempt at the step around a subgraph's checkpoint failed."""
+        return root_of(found) in self._failed
+
+
+def _tasks(found: CheckpointTuple, resolver: TaskPathResolver) -> Tasks:
+    named = found.config.get("configurable", {})
+    tasks: Tasks = {}
+    for task_id, writes in task_writes(found).items():
+        place = resolver.of_write(named.get("checkpoint_ns", ""), _id(found), task_id)
+        tasks.setdefault(place, []).append(writes)
+    return tasks
+
+
+def _id(found: CheckpointTuple) -> str:
+    return str(found.checkpoint["id"])
+
+
+def _parent(found: CheckpointTuple) -> str:
+    return str((found.parent_config or {}).get("configurable", {}).get("checkpoint_id", ""))

@@ -1,0 +1,141 @@
+"""The state of a graph at a checkpoint, read as LangGraph reads it: through the graph's channels.
+
+A checkpoint need not hold the value of each channel. Of a `DeltaChannel` LangGraph stores what is written and, now and
+then, a snapshot, and makes the value of both with the graph's reducer. Without the graph such a value is not known, and
+is told as `Unbuilt`: an empty state would be a wrong one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointTuple, DeltaChannelHistory
+from langgraph.pregel import Pregel
+
+from hrm_agent.langgraph_format import (
+    built_values,
+    is_delta,
+    named_nodes,
+    snapshot_of,
+    snapshot_value,
+    unstored_channels,
+)
+
+__all__ = ["StateReader", "Unbuilt"]
+
+AnyGraph = Pregel[Any, Any, Any, Any]
+Saver = BaseCheckpointSaver[Any]
+
+
+class Unbuilt(NamedTuple):
+    """The value of a channel that LangGraph makes of writes, where the graph that says how is not at hand."""
+
+    snapshot: Any
+    """The newest value on record; None where there is none."""
+    writes: tuple[Any, ...]
+    """What was written since, in order."""
+
+    def __str__(self) -> str:
+        return f"not known without the graph: {len(self.writes)} writes since the last snapshot on record"
+
+
+class StateReader:
+    """Reads the states of one thread."""
+
+    def __init__(self, saver: Saver, graph: AnyGraph | None, listed: Iterable[CheckpointTuple] = ()) -> None:
+        """`graph`: the outermost graph; None where it is not at hand. `listed`: checkpoints of the thread that were
+        read already, with all their ancestors: they are not read again.
+        """
+        self.listed = tuple(listed)
+        self._saver: Saver = _Listed(self.listed) if self.listed else saver
+        self._graph = graph
+        self._graphs: list[tuple[str, AnyGraph]] | None = None
+
+    def values(self, found: CheckpointTuple) -> dict[str, Any]:
+        """The values of all channels at a checkpoint, LangGraph's own included."""
+        held = found.checkpoint["channel_values"]
+        values = {name: snapshot_value(value) for name, value in held.items()}
+        absent = unstored_channels(found)
+        if not absent:
+            return values
+        specs = self._channels_at(found)
+        known = {name: specs[name] for name in absent if is_delta(specs.get(name))}
+        values |= built_values(known, found, self._saver) if known else {}
+        unknown = [name for name in absent if name not in known]
+        histories = self._saver.get_delta_channel_history(config=found.config, channels=unknown) if unknown else {}
+        for name, told in histories.items():
+            writes = tuple(value for _, _, value in told["writes"])
+            values[name] = Unbuilt(snapshot_value(told.get("seed")), writes)
+        return values
+
+    def complete(self, found: CheckpointTuple) -> CheckpointTuple:
+        """The checkpoint with the values of all its channels."""
+        values = self.values(found)
+        return found._replace(checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values}))
+
+    def alone(self, found: CheckpointTuple) -> CheckpointTuple:
+        """The checkpoint with a snapshot of each channel that it holds no value of: it can stand without ancestors."""
+        absent = unstored_channels(found)
+        values = self.values(found) if absent else {}
+        held = {name: snapshot_of(values[name]) for name in absent if not isinstance(values[name], Unbuilt)}
+        values = {**found.checkpoint["channel_values"], **held}
+        return found._replace(checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values}))
+
+    def _channels_at(self, found: CheckpointTuple) -> Mapping[str, Any]:
+        """The channels of the graph that made a checkpoint.
+
+        A subgraph is found by the nodes that lead to it, and, as a node may hold several, by the channels that the
+        checkpoint names.
+        """
+        namespace = str(found.config.get("configurable", {}).get("checkpoint_ns") or "")
+        if not namespace:
+            return {} if self._graph is None else self._graph.channels
+        names, wanted = set(found.checkpoint["channel_versions"]), named_nodes(namespace)
+        fits = {
+            (nodes == wanted, names <= set(graph.channels)): graph.channels for nodes, graph in reversed(self._inner())
+        }
+        return fits.get((True, True)) or fits.get((False, True)) or fits.get((True, False)) or {}
+
+    def _inner(self) -> Sequence[tuple[str, AnyGraph]]:
+        """The subgraphs, each with the nodes that lead to it."""
+        if self._graphs is None:
+            self._graphs = [] if self._graph is None else list(_subgraphs(self._graph))
+        return self._graphs
+
+
+def _subgraphs(graph: AnyGraph) -> Iterator[tuple[str, AnyGraph]]:
+    """Those of nodes with several, too."""
+    for name, node in graph.nodes.items():
+        for inner in node.subgraphs or ():
+            if isinstance(inner, Pregel):
+                yield name, inner
+                yield from ((f"{name}|{deeper}", found) for deeper, found in _subgraphs(inner))
+
+
+class _Listed(BaseCheckpointSaver[Any]):
+    """Checkpoints that were read already."""
+
+    def __init__(self, listed: Iterable[CheckpointTuple]) -> None:
+        super().__init__()
+        self._found = {_place(found.config): found for found in listed}
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return self._found.get(_place(config))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """The same, with seeds that a reducer may change: several checkpoints go back to one."""
+        histories = super().get_delta_channel_history(config=config, channels=channels)
+        for told in histories.values():
+            if "seed" in told:
+                told["seed"] = snapshot_of(copy.copy(snapshot_value(told["seed"])))
+        return histories
+
+
+def _place(config: RunnableConfig) -> tuple[str, str]:
+    named: Mapping[str, Any] = config.get("configurable", {})
+    return str(named.get("checkpoint_ns") or ""), str(named.get("checkpoint_id") or "")
