@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -107,15 +110,60 @@ async def test_every_way_in_is_recorded_once(where: Path) -> None:
 
 
 async def test_many_threads_and_tasks_at_once_do_not_mix(where: Path) -> None:
-    """A web server: one block around it, invocations from threads and tasks that were begun elsewhere."""
+    """Tasks made in the block are in it, and so are threads that are given its context."""
     with record(where), ThreadPoolExecutor(16) as pool:
-        in_threads = [pool.submit(echoing.invoke, said(f"thread {i}")) for i in range(40)]
+        in_threads = [pool.submit(copy_context().run, echoing.invoke, said(f"thread {i}")) for i in range(40)]
         await asyncio.gather(*(echoing_async.ainvoke(said(f"task {i}")) for i in range(40)))
         for done in in_threads:
             await asyncio.wrap_future(done)
     found = recorded(where)
     assert len({t.thread_id for t in found}) == len({t.task.prompt for t in found}) == 80
     assert all([call.response["content"] for call in t.calls] == [f"echo {t.task.prompt}"] for t in found)
+
+
+async def test_requests_beside_a_block_are_not_in_it(tmp_path: Path) -> None:
+    """A server: three tenants with a store each, and requests of people who have none, in tasks and in threads."""
+    tenants = ("a", "b", "c")
+    go = asyncio.Event()
+
+    async def request(number: int) -> str:
+        text, ask = f"request {number}", asyncio.to_thread if number % 4 < 2 else None
+        await go.wait()
+        if number % 2:
+            async with record(tmp_path / tenants[number % 3]):
+                return await answer(text, ask)
+        return await answer(text, ask)
+
+    async def answer(text: str, ask: Any) -> str:
+        if ask is not None:
+            return (await ask(echoing.invoke, said(text)))["messages"][-1].text
+        return (await echoing_async.ainvoke(said(text)))["messages"][-1].text
+
+    requests = [asyncio.create_task(request(number)) for number in range(200)]
+    with record(tmp_path / "d"), ThreadPoolExecutor(8) as pool:  # of another part of the server, open all the time
+        go.set()
+        plain = [pool.submit(echoing.invoke, said(f"thread {number}")) for number in range(20)]
+        assert await asyncio.gather(*requests) == [f"echo request {number}" for number in range(200)]
+        for done in plain:
+            await asyncio.wrap_future(done)
+    for rest, tenant in enumerate(tenants):
+        prompts = sorted(t.task.prompt for t in recorded(tmp_path / tenant))
+        assert prompts == sorted(f"request {number}" for number in range(1, 200, 2) if number % 3 == rest)
+    assert recorded(tmp_path / "d") == []
+
+
+def test_a_process_that_is_recorded_as_a_whole_is_recorded_in_every_thread(where: Path) -> None:
+    program = f"""
+import threading
+from hrm_agent.runtime.recording.record import record_process
+record_process({str(where)!r})
+from tests.runtime.recording.test_record import echoing, said
+threads = [threading.Thread(target=echoing.invoke, args=(said(str(i)),)) for i in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+    assert sorted(t.task.prompt for t in recorded(where)) == ["0", "1", "2"]
 
 
 def test_nothing_is_recorded_or_held_outside(where: Path) -> None:
