@@ -33,10 +33,16 @@ class Observation(Recording):
         self.thread_id = self.run_id = thread_id
         self.models = Counter[str]()
         """How many answers each model gave."""
-        self._on_model = on_model
+        self._on_model, self._on_loss = on_model, on_loss
+
+    def lose(self, error: Exception) -> None:
+        """The program goes on."""
+        self._on_loss(error)
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         written = super().write_call(call, sent)
+        if call.error is not None:
+            return written
         self.models[written.model] += 1
         if self.models.total() == 1:
             self._on_model(written.model)
