@@ -20,7 +20,7 @@ import functools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeGuard, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -88,9 +88,7 @@ class _ModelRequest:
         """It has an end, recorded or not."""
         if isinstance(claimed, int):
             again = recording.asked_again(identity, claimed)
-            self._pending = PendingCall(
-                identity, claimed, request_hash, messages, context, tools, instead_of=again
-            )
+            self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools, instead_of=again)
             self._sent = _sent(model, options)
 
     def recorded(self, model: BaseChatModel) -> AIMessage | None:
@@ -110,7 +108,7 @@ class _ModelRequest:
         self.over = True
         try:
             if not isinstance(answer, AIMessage):
-                raise TypeError(f"the model {self._model} answered with a {type(answer).__name__}, which is not recorded")
+                raise TypeError(f"{self._model} answered with a {type(answer).__name__}, which is not recorded")
             call, message = close_text_call(self._pending, self._model, answer, self._sent)
             stands = self._recording.write_call(call, self._pending.messages)
             return message if stands is call else unpack_answer(stands)
@@ -152,7 +150,9 @@ class _ModelRequest:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.over:
             return
         if is_of_a_model(error):
@@ -233,18 +233,8 @@ def _streaming(entry: Any) -> Any:
         with question, _Kept(question) as kept:
             if question.claimed is not None:
                 yield from kept.on_record(self)
-                return
-            chunks = iter(entry(self, input, config, stop=stop, **options))
-            while True:
-                try:
-                    chunk = question.next(chunks)
-                except Exception as error:
-                    yield from kept.failed(error)
-                    raise
-                if chunk is None:
-                    break
-                yield from kept.swap(chunk)
-            yield kept.last()
+            else:
+                yield from kept.through(iter(entry(self, input, config, stop=stop, **options)))
 
     return stream
 
@@ -271,20 +261,9 @@ def _streaming_async(entry: Any) -> Any:
             if question.claimed is not None:
                 for shown in kept.on_record(self):
                     yield shown
-                return
-            chunks = aiter(entry(self, input, config, stop=stop, **options))
-            while True:
-                try:
-                    chunk = await question.anext(chunks)
-                except Exception as error:
-                    for shown in kept.failed(error):
-                        yield shown
-                    raise
-                if chunk is None:
-                    break
-                for shown in kept.swap(chunk):
+            else:
+                async for shown in kept.through_async(aiter(entry(self, input, config, stop=stop, **options))):
                     yield shown
-            yield kept.last()
 
     return stream
 
@@ -308,19 +287,40 @@ class _Kept:
             yield as_chunk(unpack_answer(call))
         self._question.recorded(model)
 
-    def swap(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
+    def through(self, chunks: Iterator[AIMessageChunk]) -> Iterator[AIMessageChunk]:
+        """The chunks of the model, the last one when the whole answer is on record."""
+        try:
+            while (chunk := self._question.next(chunks)) is not None:
+                yield from self._swap(chunk)
+        except Exception as error:
+            yield from self._failed(error)
+            raise
+        yield self._last()
+
+    async def through_async(self, chunks: AsyncIterator[AIMessageChunk]) -> AsyncIterator[AIMessageChunk]:
+        try:
+            while (chunk := await self._question.anext(chunks)) is not None:
+                for shown in self._swap(chunk):
+                    yield shown
+        except Exception as error:
+            for shown in self._failed(error):
+                yield shown
+            raise
+        yield self._last()
+
+    def _swap(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
         """Keep `chunk`; give out the one that was kept."""
         self._chunks.append(chunk)
         self._said |= chunk.response_metadata
         yield from self._chunks[-2:-1]
 
-    def failed(self, error: Exception) -> Iterator[AIMessageChunk]:
+    def _failed(self, error: Exception) -> Iterator[AIMessageChunk]:
         """The model raised: give out the chunk that was kept."""
         if is_of_a_model(error):
             self._question.fail(pack_error(error), self._sum(self._chunks))
         yield from self._chunks[-1:]
 
-    def last(self) -> AIMessageChunk:
+    def _last(self) -> AIMessageChunk:
         """The last chunk, when the whole answer is on record."""
         newest, whole = self._chunks[-1], self._sum(self._chunks)
         if whole is None:

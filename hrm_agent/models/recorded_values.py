@@ -26,7 +26,16 @@ from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.message_dump import message_dump
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["OWN_FACTS", "PackedAnswer", "is_of_a_model", "is_on_record", "pack_answer", "pack_error", "raised", "unpack_answer"]
+__all__ = [
+    "OWN_FACTS",
+    "PackedAnswer",
+    "is_of_a_model",
+    "is_on_record",
+    "pack_answer",
+    "pack_error",
+    "raised",
+    "unpack_answer",
+]
 
 OWN_FACTS = ("call_id", "started_at", "ended_at", "thread_id")
 """Keys of `response_metadata` that this project writes."""
@@ -162,7 +171,8 @@ def _items(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
 
 
 def _pairs(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
-    return {"value": [[_packed(key, place, lost), _packed(item, f"{place}.{key}", lost)] for key, item in value.items()]}
+    pairs = value.items()
+    return {"value": [[_packed(key, place, lost), _packed(item, f"{place}.{key}", lost)] for key, item in pairs]}
 
 
 def _model(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
@@ -199,33 +209,10 @@ def _unpacked(tree: Any) -> Any:
     named = cast("dict[str, Any]", tree)
     if _TYPE not in named:
         return _without_gone(named)
-    value: Any = named.get("value")
-    match named[_TYPE]:
-        case "bytes":
-            return base64.b64decode(value)
-        case "bytearray":
-            return bytearray(base64.b64decode(value))
-        case "text":
-            return bytes(value).decode("utf-8", "surrogatepass")
-        case "float":
-            return float(value)
-        case "tuple":
-            return tuple(map(_or_none, value))
-        case "set":
-            return set(map(_or_none, value))
-        case "frozenset":
-            return frozenset(map(_or_none, value))
-        case "dict":
-            return {_unpacked(key): _or_none(item) for key, item in value}
-        case "model":
-            return _of_model(named)
-        case "enum":
-            kind = _loaded(named["class"])
-            return kind[named["name"]] if kind is not None and issubclass(kind, Enum) else _unpacked(value)
-        case "packed":
-            return _serializer.loads_typed((value[0], base64.b64decode(value[1])))
-        case _:
-            raise _Gone
+    read = _READERS.get(named[_TYPE])
+    if read is None:
+        raise _Gone
+    return read(named)
 
 
 def _of_model(named: Mapping[str, Any]) -> Any:
@@ -233,6 +220,27 @@ def _of_model(named: Mapping[str, Any]) -> Any:
     if kind is None or not issubclass(kind, BaseModel):
         return fields
     return kind.model_construct(_fields_set=set(named["set"]), **fields)
+
+
+def _of_enum(named: Mapping[str, Any]) -> Any:
+    kind = _loaded(named["class"])
+    return kind[named["name"]] if kind is not None and issubclass(kind, Enum) else _unpacked(named["value"])
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "bytes": lambda named: base64.b64decode(named["value"]),
+    "bytearray": lambda named: bytearray(base64.b64decode(named["value"])),
+    "text": lambda named: bytes(named["value"]).decode("utf-8", "surrogatepass"),
+    "float": lambda named: float(named["value"]),
+    "tuple": lambda named: tuple(map(_or_none, named["value"])),
+    "set": lambda named: set(map(_or_none, named["value"])),
+    "frozenset": lambda named: frozenset(map(_or_none, named["value"])),
+    "dict": lambda named: {_unpacked(key): _or_none(item) for key, item in named["value"]},
+    "model": _of_model,
+    "enum": _of_enum,
+    "packed": lambda named: _serializer.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
+}
+"""By the name of a type in a tree."""
 
 
 def _or_none(tree: Any) -> Any:

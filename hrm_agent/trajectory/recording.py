@@ -103,8 +103,9 @@ class Recording:
         """The recorded answer to this request, or the index under which a new call is to be written.
 
         An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
-        anew, and on resume gets each attempt's own answer. A call that failed is asked again. `messages` and `tools` are the request itself, for a
-        recording that has to say what it does not know. `former_hash`: what older records have in its place.
+        anew, and on resume gets each attempt's own answer. A call that failed is asked again. `messages` and `tools`
+        are the request itself, for a recording that has to say what it does not know. `former_hash`: what older records
+        have in its place.
         """
         with self._lock:
             if self.broken is not None:
