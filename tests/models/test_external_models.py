@@ -265,16 +265,19 @@ async def test_what_a_model_raised_is_on_record_and_raised_again_but_asked_again
     record_external_models()
     model, seen = Breaking(asked=[], error=error), list[str]()
 
+    async def asked() -> None:
+        if how == "stream":
+            seen.extend(chunk.text for chunk in model.stream(QUESTION, CONFIG))
+        elif how == "astream":
+            async for chunk in model.astream(QUESTION, CONFIG):
+                seen.append(chunk.text)
+        else:
+            await ask(model, how)
+
     async def told() -> Exception:
         seen.clear()
         with pytest.raises(type(error)) as caught:
-            if how == "stream":
-                seen.extend(chunk.text for chunk in model.stream(QUESTION, CONFIG))
-            elif how == "astream":
-                async for chunk in model.astream(QUESTION, CONFIG):
-                    seen.append(chunk.text)
-            else:
-                await ask(model, how)
+            await asked()
         return caught.value
 
     with recording(Recording(store.journal)):
