@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hrm_agent.trajectory.call_facts import CallUsage, SentSampling
 from hrm_agent.trajectory.enums import LogprobKind
+from hrm_agent.trajectory.ids import NOT_RECORDED
 
 if TYPE_CHECKING:
     from hrm_agent.trajectory.judgements import Overlay, RewardScore, RolePenalty, Scoring
@@ -52,6 +53,8 @@ def header_facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     yield "status", trajectory.status.value + reason
     if trajectory.error:
         yield "error", trajectory.error + (f" ({trajectory.error_at})" if trajectory.error_at else "")
+    if NOT_RECORDED in trajectory.task.metadata:
+        yield "not all recorded", trajectory.task.metadata[NOT_RECORDED]
     yield "answer", trajectory.answer
     yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
     inherited = len(trajectory.calls) - len(trajectory.own_calls)
