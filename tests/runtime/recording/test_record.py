@@ -25,6 +25,7 @@ from langgraph.prebuilt import create_react_agent
 from langgraph.types import Command, interrupt
 
 from hrm_agent import record
+from hrm_agent.errors import StoreFullError
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.recording.record import current_recorder
 from hrm_agent.runtime.replay.player import replay
@@ -395,6 +396,54 @@ def test_a_store_that_is_gone_does_not_stop_the_program(where: Path, caplog: pyt
     with record(where):
         assert asking(node).invoke(said("go on"))["messages"][-1].text == "echo go on"
     assert "the program goes on" in caplog.text
+
+
+def test_a_store_that_is_full_for_a_while_is_tried_once_and_the_record_says_so_at_its_end(
+    where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[str]()
+
+    def full(*given: Any, **options: Any) -> Any:
+        tried.append("write")
+        raise StoreFullError("The disk is full.")
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        recorder = current_recorder()
+        assert recorder is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder.store.database, "submit", full)
+            answers = [Echo().invoke(text) for text in "abc"]
+        return {"messages": answers}
+
+    with record(where):
+        assert asking(node).invoke(said("go on"))["messages"][-1].text == "echo c"
+    (trajectory,) = recorded(where)
+    assert (trajectory.status, tried) == (RunStatus.COMPLETED, ["write"])
+    assert trajectory.task.metadata["not_recorded"] == "StoreFullError: The disk is full."
+
+
+class Signed(Echo):
+    """Answers with the signature of its thought, as providers do, and an object of its client."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        extra = {"signature": b"\x12\xff", "raw": Odd()}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("a whale", additional_kwargs=extra))])
+
+
+async def test_an_answer_that_json_cannot_hold_does_not_end_the_program(where: Path) -> None:
+    seen = list[Any]()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        seen.append(Signed().invoke("one").additional_kwargs)
+        seen.append((await Signed().abatch(["two"]))[0].additional_kwargs)
+        seen.append((await Signed().agenerate([[HumanMessage("three")]])).generations[0][0].message.additional_kwargs)
+        return {"messages": [AIMessage("done")]}
+
+    async with record(where):
+        await asking(node).ainvoke(said("sign"))
+    assert [(each["signature"], type(each["raw"])) for each in seen] == [(b"\x12\xff", Odd)] * 3
+    (trajectory,) = recorded(where)
+    assert [call.lost for call in trajectory.calls] == [("additional_kwargs.raw: Odd",)] * 3
 
 
 def test_graphs_are_named_so_that_they_can_be_loaded(where: Path) -> None:
