@@ -446,6 +446,28 @@ async def test_an_answer_that_json_cannot_hold_does_not_end_the_program(where: P
     assert [call.lost for call in trajectory.calls] == [("additional_kwargs.raw: Odd",)] * 3
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        [HumanMessage("x", additional_kwargs={"raw": Odd()})],
+        [HumanMessage([{"type": "text", "text": "x"}, {"type": "media", "data": b"\x89\xff"}])],
+        [HumanMessage([{"type": "text", "text": "x", "raw": Odd()}])],
+        [HumanMessage("x\ud83d")],
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"tools": [Odd(), {"a": b"x"}], "logit_bias": {1: 2.0}, "form": Odd}])
+def test_a_request_that_json_cannot_hold_is_recorded_and_replays(
+    request_: Any, options: dict[str, Any], where: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = asking(lambda state: {"messages": [AIMessage(Echo().invoke(request_, **options).text[:6])]})
+    with record(where):
+        assert graph.invoke(said("odd"))["messages"][-1].text == "echo x"
+    (trajectory,) = recorded(where)
+    assert len(trajectory.calls) == 1 and "not_recorded" not in trajectory.task.metadata and not caplog.messages
+    with open_store(where) as store:
+        assert replay(store, trajectory.id, graph=graph).equal
+
+
 def test_graphs_are_named_so_that_they_can_be_loaded(where: Path) -> None:
     with record(where):
         own.with_config({"tags": ["x"]}).invoke(said("a"))
