@@ -27,14 +27,17 @@ _NOT_FINITE = ("not_a_number", "not nan", "not inf", "not -inf")
 
 
 def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
-    """Numbers of rollouts of a step that failed, by cause, and `errors`, the most frequent ones in words."""
+    """Numbers of rollouts of a step that failed, by cause, and `errors`, the most frequent ones in words.
+
+    A truncated run has an error where a prompt was too long: the first one, or a later one of those that it asked.
+    """
     faults = [(each, fault_of(each)) for each in rollouts]
     reasons = Counter(fault[0] for _, fault in faults if fault is not None)
     unscored = [each for each, fault in faults if fault is not None and fault[0] is DropReason.NOT_SCORED]
     kinds = Counter(map(_reward_fault, unscored))
-    said = Counter(
-        error_of(each, place=True) for each in rollouts if each.status is not RunStatus.TRUNCATED and each.error
-    )
+    failed = [each for each in rollouts if each.status is not RunStatus.TRUNCATED and each.error]
+    too_long = [each for each in rollouts if each.status is RunStatus.TRUNCATED and each.error]
+    said = Counter(error_of(each, place=True) for each in (*failed, *too_long))
     return {
         "rollout/raised": float(reasons[DropReason.RUN_FAILED]),
         "rollout/tools_lost": float(reasons[DropReason.INFRASTRUCTURE]),
@@ -42,7 +45,8 @@ def failure_counts(rollouts: Sequence[Trajectory]) -> Row:
         "rollout/reward_raised": float(kinds[RewardFault.RAISED]),
         "rollout/reward_not_finite": float(kinds[RewardFault.NOT_A_NUMBER]),
         "rollout/failed_by_policy": float(sum(map(failed_by_policy, rollouts))),
-        "rollout/prompt_too_long": float(sum(map(_is_too_long, rollouts))),
+        "rollout/prompt_too_long": float(sum(1 for each in too_long if not each.own_calls)),
+        "rollout/window_full": float(sum(1 for each in too_long if each.own_calls)),
         "errors": "; ".join(f"{count} x {error}" for error, count in said.most_common(_SHOWN)) or None,
     }
 
@@ -54,11 +58,6 @@ def _reward_fault(trajectory: Trajectory) -> RewardFault | None:
         return RewardFault.NOT_A_NUMBER
     by_verifier = trajectory.stop_reason is StopReason.VERIFIER_ERROR and "a reward lies in" not in error
     return RewardFault.RAISED if by_verifier or f": {RewardFault.RAISED} (" in error else None
-
-
-def _is_too_long(trajectory: Trajectory) -> bool:
-    """True if the policy was never asked, since not even the first prompt has room."""
-    return trajectory.status is RunStatus.TRUNCATED and trajectory.error is not None and not trajectory.own_calls
 
 
 class Totals(NamedTuple):
@@ -129,8 +128,8 @@ _LOSSES = ("raised", "not_scored", "tools_lost")
 _GROUPS = ("groups_equal_rewards", "groups_too_small", GROUPS_FAILED, "groups_without_gradient")
 
 
-def _mostly(name: str) -> Callable[[Totals], bool]:
-    return lambda totals: totals.of(f"rollout/{name}") >= _MOST * totals.rollouts > 0
+def _mostly(*names: str) -> Callable[[Totals], bool]:
+    return lambda totals: sum(totals.of(f"rollout/{name}") for name in names) >= _MOST * totals.rollouts > 0
 
 
 def _lost_by(name: str) -> Callable[[Totals], bool]:
@@ -204,10 +203,10 @@ _CAUSES: tuple[_Cause, ...] = (
         ),
     ),
     _Cause(
-        _mostly("prompt_too_long"),
+        _mostly("prompt_too_long", "window_full"),
         lambda t: (
-            f"In {_share(['prompt_too_long'], t)} the prompt is longer than the policy's context window, which "
-            "was asked for nothing. Shorten what the graph sends, or take a policy with a larger window."
+            f"In {_share(['prompt_too_long', 'window_full'], t)} the prompt is longer than the policy's context "
+            f"window{_named(t)}. Shorten what the graph sends, or take a policy with a larger window."
         ),
     ),
     _Cause(

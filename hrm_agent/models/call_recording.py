@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.runnables.config import ensure_config
 from pydantic import BaseModel
 
 from hrm_agent.models.engine import Codec, Completion, Engine, ParsedTurn, TemplateMismatch
+from hrm_agent.models.recorded_values import OWN_FACTS, pack_answer
 from hrm_agent.trajectory import (
     BranchReason,
     Call,
@@ -31,7 +32,7 @@ from hrm_agent.trajectory import (
     call_id,
     content_hash,
 )
-from hrm_agent.trajectory.call_facts import reported_usage
+from hrm_agent.trajectory.call_facts import RaisedError, reported_usage
 from hrm_agent.trajectory.conversation_digest import HashedContext, context_hash
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Prefix",
     "as_chunk",
     "close_call",
+    "close_failed_call",
     "close_text_call",
     "find_prefix",
     "in_one_order",
@@ -49,12 +51,11 @@ __all__ = [
     "was_cut",
 ]
 
-CALL_ID = "call_id"
-"""Key in a message's `response_metadata` under which the id of its call stands."""
-STARTED_AT, ENDED_AT = "started_at", "ended_at"
-"""Keys there of the Unix times between which it was made. A node that reads them instead of a clock can be replayed."""
-THREAD_ID = "thread_id"
-"""Key there of the thread that it was made on: a fork's state holds messages of the run that it left."""
+CALL_ID, STARTED_AT, ENDED_AT, THREAD_ID = OWN_FACTS
+"""Keys in a message's `response_metadata`: the id of its call; the Unix times between which it was made (a node that
+reads them instead of a clock can be replayed); and the thread that it was made on, since a fork's state holds messages
+of the run that it left.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class PendingCall:
     """Unix time in seconds."""
     thread: str = field(default_factory=_named_thread)
     """The graph's thread; empty on none, where `identity` has a name that is each call's own."""
+    instead_of: str | None = None
+    """Id of the failed call of an earlier run of the task that is asked again."""
 
     @property
     def call_id(self) -> str:
@@ -138,7 +141,8 @@ def open_call(
         return claimed
     if sampling.seed is None:
         sampling = sampling.model_copy(update={"seed": recording.draw_seed(identity, offered_hash)})
-    return PendingCall(identity, claimed, request_hash, messages, context, tools, sampling)
+    again = recording.asked_again(identity, claimed)
+    return PendingCall(identity, claimed, request_hash, messages, context, tools, sampling, instead_of=again)
 
 
 def find_prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefix:
@@ -225,25 +229,59 @@ def _untrainable(engine: Engine, sampling: Sampling, completion: Completion) -> 
 
 
 def close_text_call(pending: PendingCall, model: str, message: AIMessage, sent: SentSampling) -> tuple[Call, AIMessage]:
-    """The record of a turn that a chat model without token ids answered, and its message.
+    """The record of a turn that a chat model without token ids answered, and its message, of the class that it has.
 
     `sent`: the sampling parameters as its request named them.
     """
     metadata = {**message.response_metadata, CALL_ID: pending.call_id, **_times(pending), **_thread(pending)}
     message = message.model_copy(update={"id": message.id or pending.call_id, "response_metadata": metadata})
-    cut = was_cut(message)
+    common = _common(pending, _whole(message))
     call = Call(
-        **_common(pending, message),
+        **common,
         sampling=None,
         sampling_sent=sent,
         model=model,
         answered_by=_who_answered(message),
-        usage=reported_usage(message.model_dump(include={"usage_metadata", "response_metadata"})),
+        usage=reported_usage(common["response"]),
         branch_reason=BranchReason.NO_TOKENS,
-        finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
+        finish_reason=FinishReason.LENGTH if was_cut(message) else FinishReason.STOP,
         untrainable="the model reports no token ids",
     )
     return call, message
+
+
+def _whole(message: AIMessage) -> AIMessage:
+    """A chunk as the message that it is a part of."""
+    whole = message_chunk_to_message(message)
+    return whole if isinstance(whole, AIMessage) else message
+
+
+def close_failed_call(pending: PendingCall, model: str, error: RaisedError, shown: AIMessage | None = None) -> Call:
+    """The record of a call that raised, or whose stream was left. `shown`: what had been streamed before.
+
+    Its index is free again: it has an id of its own, and no seed.
+    """
+    response, exact, lost = pack_answer(_whole(shown)) if shown is not None else ({}, None, None)
+    return Call(
+        id=content_hash("failed", pending.call_id, pending.started_at),
+        identity=pending.identity,
+        call_index=pending.call_index,
+        request_hash=pending.request_hash,
+        context_hash=pending.context.hash(),
+        tools_hash=content_hash(pending.tools),
+        model=model,
+        branch_reason=BranchReason.NO_TOKENS,
+        sampling=None,
+        untrainable="the model gave no answer",
+        tools=offered(pending.tools),
+        response=response,
+        exact=exact,
+        lost=lost,
+        error=error,
+        instead_of=pending.instead_of,
+        started_at=pending.started_at,
+        ended_at=_times(pending)[ENDED_AT],
+    )
 
 
 def _who_answered(message: AIMessage) -> str | None:
@@ -253,6 +291,7 @@ def _who_answered(message: AIMessage) -> str | None:
 
 
 def _common(pending: PendingCall, message: AIMessage) -> dict[str, Any]:
+    packed = pack_answer(message)
     return {
         "id": pending.call_id,
         "identity": pending.identity,
@@ -261,7 +300,10 @@ def _common(pending: PendingCall, message: AIMessage) -> dict[str, Any]:
         "context_hash": pending.context.then(message).hash(),
         "tools_hash": content_hash(pending.tools),
         "tools": offered(pending.tools),
-        "response": message.model_dump(mode="json"),
+        "response": packed.response,
+        "exact": packed.exact,
+        "lost": packed.lost,
+        "instead_of": pending.instead_of,
         "started_at": message.response_metadata[STARTED_AT],
         "ended_at": message.response_metadata[ENDED_AT],
     }

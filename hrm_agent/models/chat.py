@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
+from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -33,11 +34,13 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field
 
 from hrm_agent.bounded import remember
+from hrm_agent.errors import StoreError
 from hrm_agent.models.call_recording import (
     PendingCall,
     Prefix,
     as_chunk,
     close_call,
+    close_failed_call,
     close_text_call,
     find_prefix,
     open_call,
@@ -47,7 +50,8 @@ from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest
 from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options, sent_sampling
 from hrm_agent.models.policy_loader import load_policy, loaded_policy
-from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
+from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
+from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording, open_recording
 from hrm_agent.trajectory.identity import graph_identity, metadata_of
 
 __all__ = ["PolicyModel", "invalid_tool_calls", "policy"]
@@ -239,7 +243,9 @@ class _PolicyCall:
         tools = options.get("tools", ())
         opened = open_call(self.recording, _identity(run_manager), messages, tools, sampling, special)
         if isinstance(opened, Call):
-            self.recorded = AIMessage.model_validate(opened.response)
+            if opened.error is not None:
+                raise raised(opened.error, type(self._backend))
+            self.recorded = unpack_answer(opened)
         else:
             self._pending = opened
 
@@ -272,15 +278,15 @@ class _PolicyCall:
             assert isinstance(self.backend, BaseChatModel), "an engine answers with tokens"
             answer = answer.model_copy(update={"id": None})  # providers may give one id twice
             sent = sent_sampling(self.backend, policy_options(self.pending.sampling))
-            call, _ = close_text_call(self.pending, name_of_model(self.backend), answer, sent)
+            call, message = close_text_call(self.pending, name_of_model(self.backend), answer, sent)
         else:
             engine: Engine = self.backend  # pyright: ignore[reportAssignmentType]
             assert self._prefix is not None
-            call, _ = close_call(self.pending, self._prefix, engine, answer)
+            call, message = close_call(self.pending, self._prefix, engine, answer)
         stands = self.recording.write_call(call, self.pending.messages)
         if stands is call and self._prefix is not None and isinstance(answer, Completion):
             self.recording.keep_open(call, (*self._prefix.prompt_ids, *answer.token_ids))
-        self.recorded = AIMessage.model_validate(stands.response)
+        self.recorded = message if stands is call else unpack_answer(stands)
         return self.recorded
 
     @property
@@ -295,11 +301,23 @@ class _PolicyCall:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.recorded is None and self._pending is not None:
             if self._future is not None:
                 self._future.cancel()
             self.recording.release(self._pending.identity, self._pending.call_index)
+            if is_of_a_model(error) and open_recording() is not None:
+                self._fail(self._pending, error)
+
+    def _fail(self, pending: PendingCall, error: Exception) -> None:
+        """Commit that there was no answer. Where even that cannot be written, the recording is broken."""
+        backend = self._backend
+        name = backend if isinstance(backend, str) else getattr(backend, "name", None) or name_of_model(backend)
+        with suppress(StoreError):
+            call = close_failed_call(pending, name, pack_error(error))
+            self.recording.write_call(call, pending.messages)
 
 
 _jobs: ContextVar[list[_PolicyCall]] = ContextVar("hrm_agent_policy_calls")

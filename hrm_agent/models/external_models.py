@@ -1,33 +1,48 @@
 """Chat models that a graph holds itself: asked once, recorded, and answered from the record from then on.
 
 A user's graph may ask a hosted model without knowing of records. Inside a recording, its answer is written before the
-node sees it, as text, marked as not trainable; a node that runs again after a crash, or in a replay, gets that answer
-back. Outside of a recording nothing changes.
+node sees it, as text, marked as not trainable; the node gets the model's own object, and a node that runs again after a
+crash, or in a replay, gets the recorded answer back. What a model raised is on record, too: a replay raises it again,
+and a node that runs again after a crash asks again. Outside of a recording nothing changes.
 
 This wraps two places in LangChain's `BaseChatModel`, once per process: where one request is answered (under invoke,
 batch, and streams of events alike, so that callbacks hear of a recorded answer as of any other), and the streams, which
 bypass it. A stream holds each chunk back until the next has come, so that the record is there before the last one is
 seen; a recorded answer comes as one chunk. Of several answers to one request the first is recorded.
 
-What is not a LangChain chat model (a bare HTTP call in a node) cannot be seen here, and is made again.
+What is not a LangChain chat model (a bare HTTP call in a node), or overrides `invoke` or `stream` without asking the
+class above it, cannot be seen here, and is made again.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables.config import ensure_config
+from langgraph.errors import GraphBubbleUp
 
-from hrm_agent.models.call_recording import PendingCall, as_chunk, close_text_call, in_one_order, plain
+from hrm_agent.errors import HrmError
+from hrm_agent.models.call_recording import (
+    PendingCall,
+    as_chunk,
+    close_failed_call,
+    close_text_call,
+    in_one_order,
+    plain,
+)
 from hrm_agent.models.chat import PolicyModel
 from hrm_agent.models.hosted import sent_sampling
-from hrm_agent.trajectory import Call, Recording, open_recording
+from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
+from hrm_agent.trajectory import Call, Recording, SentSampling, open_recording
+from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.conversation_digest import HashedContext
 from hrm_agent.trajectory.draws import while_answered
 from hrm_agent.trajectory.identity import graph_identity, in_graph, metadata_of
@@ -67,18 +82,57 @@ class _ModelRequest:
         ordered = {**asked, "tools": in_one_order(tools)} if isinstance(tools, list) else asked
         request_hash, offered_hash = (context.hash(options, self._model) for options in (ordered, asked))
         claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
-        self.recorded = AIMessage.model_validate(claimed.response) if isinstance(claimed, Call) else None
+        self.claimed = claimed if isinstance(claimed, Call) else None
+        """What is on record of this request."""
+        self.over = self.claimed is not None
+        """It has an end, recorded or not."""
         if isinstance(claimed, int):
-            self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools)
-            self._sent = sent_sampling(model, options)
+            again = recording.asked_again(identity, claimed)
+            self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools, instead_of=again)
+            self._sent = _sent(model, options)
 
-    def close(self, answer: BaseMessage) -> AIMessage:
-        """Commit the record; the answer as it will be given back."""
-        message = message_chunk_to_message(answer)
-        assert isinstance(message, AIMessage), "chat models answer with AI messages"
-        call, _ = close_text_call(self._pending, self._model, message, self._sent)
-        self.recorded = AIMessage.model_validate(self._recording.write_call(call, self._pending.messages).response)
-        return self.recorded
+    def recorded(self, model: BaseChatModel) -> AIMessage | None:
+        """The answer on record; None where the model is to be asked. A replay raises what the model raised."""
+        call = self.claimed
+        if call is None:
+            return None
+        if call.error is not None and call.error.kinds:
+            raise raised(call.error, type(model))
+        return unpack_answer(call) if call.response else AIMessage("")
+
+    def close(self, answer: BaseMessage) -> BaseMessage:
+        """Commit the record; the answer as it will be given back: itself, with what ties it to its record.
+
+        One that cannot be recorded is given back as it is.
+        """
+        self.over = True
+        try:
+            if not isinstance(answer, AIMessage):
+                raise TypeError(f"{self._model} answered with a {type(answer).__name__}, which is not recorded")
+            call, message = close_text_call(self._pending, self._model, answer, self._sent)
+            stands = self._recording.write_call(call, self._pending.messages)
+            return message if stands is call else unpack_answer(stands)
+        except HrmError:
+            raise
+        except Exception as error:
+            self._release()
+            self.lose(error)
+            return answer
+
+    def fail(self, error: RaisedError, shown: AIMessage | None = None) -> None:
+        """Commit that the model raised, or that the program left the stream after `shown`."""
+        self.over = True
+        self._release()
+        try:
+            call = close_failed_call(self._pending, self._model, error, shown)
+            self._recording.write_call(call, self._pending.messages)
+        except Exception as lost:  # the program is told what the model raised; the recording is broken
+            if not isinstance(lost, HrmError):
+                self._recording.lose(lost)
+
+    def lose(self, error: Exception) -> None:
+        """It is not on record."""
+        self._recording.lose(error)
 
     def next(self, chunks: Iterator[T]) -> T | None:
         """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
@@ -90,12 +144,21 @@ class _ModelRequest:
         with while_answered(self._pending.identity.checkpoint_ns):
             return await anext(chunks, None)
 
+    def _release(self) -> None:
+        self._recording.release(self._pending.identity, self._pending.call_index)
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self.recorded is None:
-            self._recording.release(self._pending.identity, self._pending.call_index)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.over:
+            return
+        if is_of_a_model(error):
+            self.fail(pack_error(error))
+        else:
+            self._release()
 
 
 def _question(
@@ -105,7 +168,13 @@ def _question(
     recording = open_recording()
     if recording is None or isinstance(model, PolicyModel) or not in_graph(metadata):
         return None
-    return _ModelRequest(recording, model, messages, metadata or {}, options)
+    try:
+        return _ModelRequest(recording, model, messages, metadata or {}, options)
+    except (HrmError, GraphBubbleUp):
+        raise
+    except Exception as error:  # a request that nothing can be made of
+        recording.lose(error)
+        return None
 
 
 def _answering(entry: Any) -> Any:
@@ -119,8 +188,8 @@ def _answering(entry: Any) -> Any:
             if question is None:
                 return entry(self, messages, stop=stop, run_manager=run_manager, **options)
             with question:
-                if question.recorded is not None:
-                    return _result(question.recorded)
+                if (recorded := question.recorded(self)) is not None:
+                    return _result(recorded)
                 return _recorded(question, entry(self, messages, stop=stop, run_manager=run_manager, **options))
 
     return answer
@@ -137,8 +206,8 @@ def _answering_async(entry: Any) -> Any:
             if question is None:
                 return await entry(self, messages, stop=stop, run_manager=run_manager, **options)
             with question:
-                if question.recorded is not None:
-                    return _result(question.recorded)
+                if (recorded := question.recorded(self)) is not None:
+                    return _result(recorded)
                 return _recorded(question, await entry(self, messages, stop=stop, run_manager=run_manager, **options))
 
     return answer
@@ -161,14 +230,11 @@ def _streaming(entry: Any) -> Any:
         if question is None:
             yield from entry(self, input, config, stop=stop, **options)
             return
-        with question:
-            if question.recorded is None:
-                kept, chunks = _Kept(question), iter(entry(self, input, config, stop=stop, **options))
-                while (chunk := question.next(chunks)) is not None:
-                    yield from kept.swap(chunk)
-                yield kept.last()
+        with question, _Kept(question) as kept:
+            if question.claimed is not None:
+                yield from kept.on_record(self)
             else:
-                yield as_chunk(question.recorded)
+                yield from kept.through(iter(entry(self, input, config, stop=stop, **options)))
 
     return stream
 
@@ -191,49 +257,100 @@ def _streaming_async(entry: Any) -> Any:
             async for chunk in entry(self, input, config, stop=stop, **options):
                 yield chunk
             return
-        with question:
-            if question.recorded is None:
-                kept, chunks = _Kept(question), aiter(entry(self, input, config, stop=stop, **options))
-                while (chunk := await question.anext(chunks)) is not None:
-                    for shown in kept.swap(chunk):
-                        yield shown
-                yield kept.last()
+        with question, _Kept(question) as kept:
+            if question.claimed is not None:
+                for shown in kept.on_record(self):
+                    yield shown
             else:
-                yield as_chunk(question.recorded)
+                async for shown in kept.through_async(aiter(entry(self, input, config, stop=stop, **options))):
+                    yield shown
 
     return stream
 
 
+_LEFT = RaisedError(kinds=(), message="the program left the stream")
+
+
 class _Kept:
-    """The newest chunk of a stream, and the sum of those before it."""
+    """The chunks of a stream, the newest of which is kept back until the next has come."""
 
     def __init__(self, question: _ModelRequest) -> None:
         self._question = question
-        self._before: AIMessageChunk | None = None
-        self._newest: AIMessageChunk | None = None
+        self._chunks: list[AIMessageChunk] = []
         self._said: dict[str, Any] = {}
         """What the provider says of the answer, the newest of each: LangChain's sum joins texts that each chunk has."""
 
-    def swap(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
-        """Keep `chunk`; give out the one that was kept."""
-        if self._newest is not None:
-            yield self._newest
-            self._before = self._newest if self._before is None else self._before + self._newest
-        self._newest = chunk
-        self._said |= chunk.response_metadata
+    def on_record(self, model: BaseChatModel) -> Iterator[AIMessageChunk]:
+        """The recorded answer as one chunk; of a stream that broke off what there was, then the error."""
+        call = self._question.claimed
+        if call is not None and call.response:
+            yield as_chunk(unpack_answer(call))
+        self._question.recorded(model)
 
-    def last(self) -> AIMessageChunk:
+    def through(self, chunks: Iterator[AIMessageChunk]) -> Iterator[AIMessageChunk]:
+        """The chunks of the model, the last one when the whole answer is on record."""
+        try:
+            while (chunk := self._question.next(chunks)) is not None:
+                yield from self._swap(chunk)
+        except Exception as error:
+            yield from self._failed(error)
+            raise
+        yield self._last()
+
+    async def through_async(self, chunks: AsyncIterator[AIMessageChunk]) -> AsyncIterator[AIMessageChunk]:
+        try:
+            while (chunk := await self._question.anext(chunks)) is not None:
+                for shown in self._swap(chunk):
+                    yield shown
+        except Exception as error:
+            for shown in self._failed(error):
+                yield shown
+            raise
+        yield self._last()
+
+    def _swap(self, chunk: AIMessageChunk) -> Iterator[AIMessageChunk]:
+        """Keep `chunk`; give out the one that was kept."""
+        self._chunks.append(chunk)
+        self._said |= chunk.response_metadata
+        yield from self._chunks[-2:-1]
+
+    def _failed(self, error: Exception) -> Iterator[AIMessageChunk]:
+        """The model raised: give out the chunk that was kept."""
+        if is_of_a_model(error):
+            self._question.fail(pack_error(error), self._sum(self._chunks))
+        yield from self._chunks[-1:]
+
+    def _last(self) -> AIMessageChunk:
         """The last chunk, when the whole answer is on record."""
-        assert self._newest is not None, "LangChain raises where a stream has no chunk"
-        whole = self._newest if self._before is None else self._before + self._newest
+        newest, whole = self._chunks[-1], self._sum(self._chunks)
+        if whole is None:
+            return newest
         recorded = self._question.close(whole.model_copy(update={"response_metadata": self._said}))
-        added = {k: v for k, v in recorded.response_metadata.items() if k not in whole.response_metadata}
-        return self._newest.model_copy(update={"response_metadata": {**self._newest.response_metadata, **added}})
+        added = {k: v for k, v in recorded.response_metadata.items() if k not in self._said}
+        return newest.model_copy(update={"response_metadata": {**newest.response_metadata, **added}})
+
+    def _sum(self, chunks: Sequence[AIMessageChunk]) -> AIMessageChunk | None:
+        """None where there are no chunks, or they cannot be added."""
+        try:
+            return functools.reduce(lambda before, chunk: before + chunk, chunks) if chunks else None
+        except Exception as error:
+            self._question.lose(error)
+            return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is GeneratorExit and not self._question.over and len(self._chunks) > 1:
+            self._question.fail(_LEFT, self._sum(self._chunks[:-1]))
 
 
 def _recorded(question: _ModelRequest, result: ChatResult) -> ChatResult:
-    first = result.generations[0]
-    first.message = question.close(first.message)
+    if result.generations:
+        first = result.generations[0]
+        first.message = question.close(first.message)
     return result
 
 
@@ -247,5 +364,13 @@ def _namespace(metadata: Mapping[str, Any] | None) -> str:
 
 
 def _model_name(model: BaseChatModel, options: dict[str, Any]) -> str:
-    said = model._get_ls_params(**options).get("ls_model_name")  # pyright: ignore[reportPrivateUsage]
+    said = None
+    with suppress(Exception):  # of a class that overrides it
+        said = model._get_ls_params(**options).get("ls_model_name")  # pyright: ignore[reportPrivateUsage]
     return str(said or type(model).__name__)
+
+
+def _sent(model: BaseChatModel, options: dict[str, Any]) -> SentSampling:
+    with suppress(Exception):
+        return sent_sampling(model, options)
+    return SentSampling()

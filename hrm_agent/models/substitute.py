@@ -10,8 +10,9 @@ wrappers do nothing.
 A call with `response_format`, the form in which OpenAI's class asks for structured output, gets what that class gives:
 the answer is held to the schema where the policy's engine can (not under a trainer, since tokens that a schema chooses
 teach nothing), and for a pydantic class the message has the object in `additional_kwargs["parsed"]`. Text that does not
-follow the schema raises pydantic's `ValidationError`, as there. Other providers' own forms are not known here: such
-graphs use `with_structured_output(..., method="function_calling")`.
+follow the schema raises pydantic's `ValidationError`, as there. Anthropic's `output_config` names a schema in the same
+way, and its class reads the text itself. Other providers' own forms are not known here: their answers are not held to a
+schema.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _passing_on(entry: Any, give_back: Callable[[Any, Any], Any]) -> Any:
             return answer if form is None or open_recording() is None else give_back(answer, form)
         if options.get("tools"):
             options["tools"] = [convert_to_openai_tool(tool) for tool in options["tools"]]
-        return give_back(entry(PolicyModel(answer_schema=_schema_of(form)), *args, **options), form)
+        schema = _schema_of(form) or _schema_of_output(options.get("output_config"))
+        return give_back(entry(PolicyModel(answer_schema=schema), *args, **options), form)
 
     return call
 
@@ -81,6 +83,12 @@ def _schema_of(form: Any) -> dict[str, Any] | None:
         return {"type": "object"}
     described: Any = named.get("json_schema")
     return described.get("schema") if isinstance(described, dict) else None
+
+
+def _schema_of_output(config: Any) -> dict[str, Any] | None:
+    """The JSON schema in Anthropic's `output_config`; None without one."""
+    form: Any = config.get("format") if isinstance(config, dict) else None
+    return form.get("schema") if isinstance(form, dict) else None
 
 
 def _is_model(form: Any) -> bool:

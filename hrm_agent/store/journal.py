@@ -200,7 +200,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
         One that has ended stands, unless it is taken up again (`RunStatus.RUNNING`).
         """
-        header = trajectory.model_dump_json(exclude={"calls", "tool_calls"}).encode()
+        header = trajectory.model_dump_json(exclude={"calls", "tool_calls", "failed_calls"}).encode()
         row = (
             *(trajectory.id, trajectory.run_id, trajectory.group_id, trajectory.thread_id, trajectory.status.value),
             *(trajectory.started_at, trajectory.forked_from.trajectory_id if trajectory.forked_from else None),
@@ -255,7 +255,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
             known = {name: copies_of(value, copied) for name, value in shown.items() if value is not None}
             read.append(self._read_call(id_, *written.row).model_copy(update=known))
         tools = tuple(self._read_tool_call(id_, record) for id_, record in tool_calls)
-        return Trajectory.model_validate_json(header).model_copy(update={"calls": tuple(read), "tool_calls": tools})
+        return _with(Trajectory.model_validate_json(header), read, tools)
 
     def trajectory(self, trajectory_id: str, *, requests: bool = True) -> Trajectory:
         """Like `find_trajectory`, but a missing one is a `StoreError`."""
@@ -310,7 +310,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         if header.forked_from is not None:
             inherited_calls, inherited_tools = self._inherited(header, requests=requests)
             calls, tool_calls = inherited_calls + calls, inherited_tools + tool_calls
-        return header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tool_calls)})
+        return _with(header, calls, tool_calls)
 
     def headers(
         self, where: str = "1 = 1", values: Sequence[Any] = (), on_damage: OnDamage | None = None
@@ -393,6 +393,16 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         for thread, steps in self.threads_behind(header) if header is not None else ():
             found += [(id_, step) for id_, step in self._steps(thread) if step in steps]
         return found
+
+
+def _with(header: Trajectory, calls: Iterable[Call], tool_calls: Iterable[ToolCall]) -> Trajectory:
+    """A trajectory with its calls, those that failed apart."""
+    answered: list[Call] = []
+    failed: list[Call] = []
+    for call in calls:
+        (answered if call.error is None else failed).append(call)
+    apart = {"calls": tuple(answered), "tool_calls": tuple(tool_calls), "failed_calls": tuple(failed)}
+    return header.model_copy(update=apart)
 
 
 def _as_written(row: tuple[bytes, bytes, bytes, bytes], call: Call, request: SentRow | None) -> WrittenCall | None:

@@ -101,7 +101,10 @@ def _shown(
         if (dump := dumps.get(key)) is None:
             if not isinstance(message, BaseMessage) or not _is_plain(message):
                 return None
-            dump = message_dump(message)
+            try:
+                dump = message_dump(message)
+            except (ValueError, RecursionError):  # an object in it, of which its type's name will be read back
+                return None
             if not _is_text(dump):
                 return None
             remember(dumps, key, dump)

@@ -71,7 +71,7 @@ class Scorings:
             header = Trajectory.model_validate_json(plain_record(self._cipher.open(row[0], "trajectory", id_)))
         if not header.rewards:
             scored = header.model_copy(update={"rewards": scoring.rewards})
-            record = scored.model_dump_json(exclude={"calls", "tool_calls"}).encode()
+            record = scored.model_dump_json(exclude={"calls", "tool_calls", "failed_calls"}).encode()
             sealed = self._cipher.seal(record, "trajectory", id_)
             cursor.execute("UPDATE trajectories SET record = ? WHERE id = ?", (sealed, id_))
 

@@ -101,7 +101,9 @@ def overlays_of(
 
 
 def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, ThreadUse]:
-    """Model calls and completion tokens of threads; one without calls is left out. A damaged call counts as a call."""
+    """Model calls and completion tokens of threads; one without calls is left out. A damaged call counts as a call, one
+    that failed does not.
+    """
     query = "SELECT c.thread_id, c.id, t.mask FROM calls c LEFT JOIN tokens t ON t.call_id = c.id WHERE c.thread_id IN"
     calls: dict[str, int] = {}
     tokens: dict[str, int] = {}
@@ -115,10 +117,12 @@ def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, Thread
             else:
                 tokens[thread] = tokens.get(thread, 0) + sampled
         for id_, record in _in_chunks(cursor, "SELECT id, record FROM calls WHERE id IN", list(reported)):
-            used = _reported(store, str(id_), record)
-            if used is not None:
-                tokens[reported[str(id_)]] = tokens.get(reported[str(id_)], 0) + used
-    return {thread: ThreadUse(count, tokens.get(thread)) for thread, count in calls.items()}
+            call, thread = _read_call(store, str(id_), record), reported[str(id_)]
+            if call is not None and call.error is not None:
+                calls[thread] -= 1
+            elif call is not None and call.used is not None and call.used.output_tokens is not None:
+                tokens[thread] = tokens.get(thread, 0) + call.used.output_tokens
+    return {thread: ThreadUse(count, tokens.get(thread)) for thread, count in calls.items() if count}
 
 
 def tool_marks(store: RunStore, threads: Sequence[str], on_damage: OnDamage) -> dict[str, list[ToolMark]]:
@@ -154,10 +158,9 @@ def _sampled(store: RunStore, call_id: str, mask: bytes | None) -> int | None:
     return 0
 
 
-def _reported(store: RunStore, call_id: str, record: bytes) -> int | None:
+def _read_call(store: RunStore, call_id: str, record: bytes) -> Call | None:
     with suppress(StoreError, *DAMAGED):
-        call = Call.model_validate_json(plain_record(store.cipher.open(record, "call", call_id)))
-        return call.used.output_tokens if call.used is not None else None
+        return Call.model_validate_json(plain_record(store.cipher.open(record, "call", call_id)))
     return None
 
 

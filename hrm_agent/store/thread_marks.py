@@ -36,7 +36,9 @@ class CallMark(NamedTuple):
     role: str
     """The node of the outermost graph that asked."""
     status: str | None
-    """How a tool call ended; None for a model call, and while a tool is under way."""
+    """How a tool call ended, `failed` for a model call that was not answered; None for other model calls, and while a
+    tool is under way.
+    """
     model: str
     """The model that answered; empty for a tool call."""
     asked: tuple[str, ...]
@@ -127,7 +129,7 @@ def _call_mark(plain: bytes) -> CallMark:
             "",
             float(record["ended_at"]),
             _role(record["identity"]),
-            None,
+            "failed" if record.get("error") else None,
             str(record.get("answered_by") or record["model"]),
             tuple(str(call.get("id")) for call in cast("list[dict[str, Any]]", asked)),
             used,

@@ -2,7 +2,15 @@
 
 from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
 from hrm_agent.trajectory.enums import RewardFault
-from hrm_agent.trajectory.ids import TASK_INPUTS, call_id, content_hash, derive_seed, step_in_name, tool_record_id
+from hrm_agent.trajectory.ids import (
+    NOT_RECORDED,
+    TASK_INPUTS,
+    call_id,
+    content_hash,
+    derive_seed,
+    step_in_name,
+    tool_record_id,
+)
 from hrm_agent.trajectory.journal import CheckpointLineage, Journal, MemoryJournal
 from hrm_agent.trajectory.judgements import FEEDBACK, Feedback, JudgeCall, Overlay, RewardScore, RolePenalty, Scoring
 from hrm_agent.trajectory.recording import Recording, active_recording, open_recording, recording
@@ -32,6 +40,7 @@ from hrm_agent.trajectory.schema import (
 
 __all__ = [
     "FEEDBACK",
+    "NOT_RECORDED",
     "SCHEMA_VERSION",
     "TASK_INPUTS",
     "BranchReason",

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.trajectory.record import Record
 
-__all__ = ["CallUsage", "GraphIdentity", "Sampling", "SentSampling", "reported_usage", "total_usage"]
+__all__ = ["CallUsage", "GraphIdentity", "RaisedError", "Sampling", "SentSampling", "reported_usage", "total_usage"]
 
 
 class GraphIdentity(Record):
@@ -86,6 +86,27 @@ class SentSampling(Record):
     """Texts that were to end the answer."""
     other: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further parameters that change what is sampled, by the provider's names: top_k, reasoning_effort and so on."""
+
+
+class RaisedError(Record):
+    """What a model call raised: enough to raise it again, of its own class where that is loaded."""
+
+    kinds: tuple[str, ...]
+    """Its class as `module:name`, then the classes above it, up to `builtins:Exception`."""
+    message: str
+    """Its text."""
+    arguments: tuple[Any, ...] | None = None
+    """Its `args` where they are plain JSON values; None: its text stands for them."""
+    facts: dict[str, Any] = Field(default_factory=dict)
+    """Its attributes that are plain JSON values: an HTTP status, a provider's code."""
+
+    @property
+    def name(self) -> str:
+        """The class's name without its module; empty for a stream that the program left."""
+        return self.kinds[0].rpartition(":")[2].rpartition(".")[2] if self.kinds else ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.message}" if self.kinds else self.message
 
 
 class CallUsage(Record):

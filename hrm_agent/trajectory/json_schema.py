@@ -48,6 +48,7 @@ _RECORDS: tuple[type[BaseModel], ...] = (
     schema.Sampling,
     schema.SentSampling,
     schema.CallUsage,
+    schema.RaisedError,
     schema.ToolCall,
     judgements.Overlay,
     judgements.RolePenalty,

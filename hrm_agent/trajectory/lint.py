@@ -197,7 +197,8 @@ def _identities(trajectory: Trajectory) -> Iterator[tuple[str, GraphIdentity]]:
 
 @_invariant("call-index-gapless")
 def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
-    """In a completed run the calls of a task are numbered from 0 without a gap: none is missing from the record.
+    """In a completed run the calls of a task are numbered from 0 without a gap: none is missing from the record. A
+    failed call has the number that it was asked under, which a later call may have, too.
 
     Of a conversation the newest turn is looked at: those before it may have been cut short.
     """
@@ -205,12 +206,23 @@ def _call_index_gapless(trajectory: Trajectory) -> Iterator[Problem]:
         return
     since = trajectory.turns[-1].started_at if trajectory.turns else -math.inf
     by_task: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    for call in (call for call in trajectory.calls if call.ended_at >= since):
+    for call in (call for call in (*trajectory.calls, *trajectory.failed_calls) if call.ended_at >= since):
         by_task[call.identity.thread_id, call.identity.task_id].add(call.call_index)
     for (_, task_id), indices in by_task.items():
         missing = next((index for index in range(len(indices)) if index not in indices), None)
         if missing is not None:
             yield trajectory.id, f"task {task_id!r} has calls {sorted(indices)}, without {missing}"
+
+
+@_invariant("failed-apart")
+def _failed_apart(trajectory: Trajectory) -> Iterator[Problem]:
+    """A call that failed is among `failed_calls` and has no tokens; one that was answered is not."""
+    for call in trajectory.calls:
+        if call.error is not None:
+            yield call.id, f"is among the answered calls, and failed: {call.error}"
+    for call in trajectory.failed_calls:
+        if call.error is None or call.token_ids:
+            yield call.id, "is among the failed calls, and has an answer"
 
 
 @_invariant("sample-index-gapless")

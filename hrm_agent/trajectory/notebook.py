@@ -20,7 +20,8 @@ def trajectory_html(trajectory: Trajectory) -> str:
     """A fragment with styles of its own."""
     steps = [(turn.started_at, ("person", "turn", element("pre", cut(turn.prompt)))) for turn in trajectory.turns]
     steps += [
-        (call.ended_at, (call.identity.role, ", ".join(call_facts(call)), _said(call))) for call in trajectory.calls
+        (call.ended_at, (call.identity.role, ", ".join(call_facts(call)), _said(call)))
+        for call in (*trajectory.calls, *trajectory.failed_calls)
     ]
     steps += [
         (t.started_at, (t.name, tool_call_facts(t), element("pre", cut(t.content)))) for t in trajectory.tool_calls

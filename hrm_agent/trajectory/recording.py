@@ -54,6 +54,10 @@ class _TaskSlot:
     """Calls on record when the task began."""
     claimed: set[int] = field(default_factory=set[int])
     """Call indices handed out since."""
+    failed: list[Call] = field(default_factory=list[Call])
+    """Failed calls on record when the task began that were not asked again yet."""
+    again: dict[int, str] = field(default_factory=dict[int, str])
+    """Call index -> id of the failed call that is asked again under it."""
 
 
 @dataclass(slots=True)
@@ -113,22 +117,32 @@ class Recording:
         """The recorded answer to this request, or the index under which a new call is to be written.
 
         An answer on record belongs to the attempt that it was given in: a node that a retry policy runs again asks
-        anew, and on resume gets each attempt's own answer. `messages` and `tools` are the request itself, for a
-        recording that has to say what it does not know. `former_hash`: what older records have in its place.
+        anew, and on resume gets each attempt's own answer. A call that failed is asked again. `messages` and `tools`
+        are the request itself, for a recording that has to say what it does not know. `former_hash`: what older records
+        have in its place.
         """
         with self._lock:
             if self.broken is not None:
                 raise self.broken
             task = self._task(identity)
             for call in task.recorded:
-                asked = call.request_hash in (request_hash, former_hash) and call.identity.attempt == identity.attempt
+                asked = _asks(call, identity, request_hash, former_hash)
                 if asked and call.call_index not in task.claimed:
                     task.claimed.add(call.call_index)
                     return call
             taken = task.claimed | {call.call_index for call in task.recorded}
             index = next(i for i in count() if i not in taken)
             task.claimed.add(index)
+            again = next((call for call in task.failed if _asks(call, identity, request_hash, former_hash)), None)
+            if again is not None:
+                task.failed.remove(again)
+                task.again[index] = again.id
             return index
+
+    def asked_again(self, identity: GraphIdentity, index: int) -> str | None:
+        """Id of the failed call, of an earlier run of the task, that is asked again under a new call's index."""
+        with self._lock:
+            return self._task(identity).again.pop(index, None)
 
     def release(self, identity: GraphIdentity, index: int) -> None:
         """Give back the index of a call that came to nothing."""
@@ -224,6 +238,10 @@ class Recording:
             self.broken = error
             raise
 
+    def lose(self, error: Exception) -> None:
+        """A model's answer could not be recorded. Here the run ends, since its record has no holes."""
+        raise error
+
     def keep_open(self, call: Call, path: tuple[int, ...]) -> None:
         """Remember a call that was just written, with the tokens from its root to its end: the next turn extends it."""
         with self._lock:
@@ -281,13 +299,20 @@ class Recording:
             if thread not in self._with_calls:
                 self._with_calls[thread] = set(self.journal.tasks_of_thread(thread))
             known = task in self._with_calls[thread]
-            self._tasks[key] = _TaskSlot(list(self.journal.calls_of_task(*key)) if known else [])
+            calls = self.journal.calls_of_task(*key) if known else ()
+            again = {call.instead_of for call in calls}
+            failed = [call for call in calls if call.error is not None and call.id not in again]
+            self._tasks[key] = _TaskSlot([call for call in calls if call.error is None], failed=failed)
         return self._tasks[key]
 
     def _seeds_of(self, thread_id: str) -> set[int]:
         if thread_id not in self._seeds:
             self._seeds[thread_id] = self.journal.seeds_of_thread(thread_id)
         return self._seeds[thread_id]
+
+
+def _asks(call: Call, identity: GraphIdentity, *request_hashes: str) -> bool:
+    return call.request_hash in request_hashes and call.identity.attempt == identity.attempt
 
 
 _active: ContextVar[Recording | None] = ContextVar("hrm_agent_recording", default=None)

@@ -22,6 +22,7 @@ from pydantic import Field
 from hrm_agent.trajectory.call_facts import (
     CallUsage,
     GraphIdentity,
+    RaisedError,
     Sampling,
     SentSampling,
     reported_usage,
@@ -50,6 +51,7 @@ __all__ = [
     "ForkRef",
     "GraphIdentity",
     "LogprobKind",
+    "RaisedError",
     "RunStatus",
     "Sampling",
     "SentSampling",
@@ -67,6 +69,14 @@ __all__ = [
 SCHEMA_VERSION = 2
 """Version 1 lacked `root_checkpoint_id`, `output` and `idempotency_key`; its records read with their defaults. A record
 of version 2 that lacks a newer field reads with its default, too."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_empty(value: tuple[object, ...]) -> bool:
+    return not value
 
 
 class Call(Record):
@@ -126,7 +136,17 @@ class Call(Record):
     tools: tuple[dict[str, Any], ...] | None = None
     """The tools offered, whole, in the provider's form; empty if there were none. None: not on record."""
     response: dict[str, Any]
-    """The answer as a LangChain message dump: what a resumed node gets back."""
+    """The answer as a LangChain message dump: what a resumed node gets back. Bytes in it are shown as base64 text. Of a
+    call that failed: what had been streamed before, else empty."""
+    exact: dict[str, Any] | None = Field(default=None, exclude_if=_is_none)
+    """What a JSON dump of the answer changes, so that it can be given back: its class, and fields with bytes, tuples or
+    objects in them. None: `response` says it all."""
+    lost: tuple[str, ...] | None = Field(default=None, exclude_if=_is_none)
+    """Places in the answer, with the types of what was there, that could not be stored and are not given back."""
+    error: RaisedError | None = Field(default=None, exclude_if=_is_none)
+    """What the call raised; None for one that was answered. Such a call is in `Trajectory.failed_calls`."""
+    instead_of: str | None = Field(default=None, exclude_if=_is_none)
+    """Id of the failed call that this one asks again, when its node was run again by a resume."""
     started_at: float
     """Start of the call: Unix time in seconds."""
     ended_at: float
@@ -328,6 +348,9 @@ class Trajectory(Record):
     """Model calls in the order in which they finished. A forked run begins with those of the lineage that it left."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Tool calls in the order in which they were started, inherited ones first."""
+    failed_calls: tuple[Call, ...] = Field(default=(), exclude_if=_is_empty)
+    """Model calls that raised, or whose stream the program left, inherited ones first. They are counted nowhere and
+    never trained on; a replay raises their errors again."""
 
     @property
     def own_calls(self) -> tuple[Call, ...]:

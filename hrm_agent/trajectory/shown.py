@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-__all__ = ["SaidParts", "code_of", "parts_of", "text_of"]
+if TYPE_CHECKING:
+    from hrm_agent.trajectory.schema import Call
+
+__all__ = ["SaidParts", "code_of", "failed_text", "parts_of", "text_of"]
 
 _OPENED = re.compile(r"\s*<(reason|think)>(.*?)(?:</\1>|\Z)", re.DOTALL)
 _CLOSING = ("</reason>", "</think>")
@@ -27,6 +30,12 @@ def text_of(response: dict[str, Any]) -> str:
         return content
     blocks = cast("list[Any]", content) if isinstance(content, list) else []
     return "".join(block if isinstance(block, str) else _block_text(block) for block in blocks)
+
+
+def failed_text(call: Call) -> str:
+    """What a call raised, and what it had said before."""
+    said = text_of(call.response)
+    return f"Failed: {call.error}" + (f"\n{said}" if said else "")
 
 
 def _block_text(block: Any) -> str:

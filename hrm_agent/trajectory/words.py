@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hrm_agent.trajectory.call_facts import CallUsage, SentSampling
 from hrm_agent.trajectory.enums import LogprobKind
+from hrm_agent.trajectory.ids import NOT_RECORDED
 
 if TYPE_CHECKING:
     from hrm_agent.trajectory.judgements import Overlay, RewardScore, RolePenalty, Scoring
@@ -30,7 +31,7 @@ __all__ = [
 def in_order(trajectory: Trajectory) -> list[Turn | Call | ToolCall]:
     """What happened, by the clock: model calls when they ended, all else when it began."""
     began = [(each.started_at, each) for each in trajectory.turns]
-    ended = [(call.ended_at, call) for call in trajectory.calls]
+    ended = [(call.ended_at, call) for call in (*trajectory.calls, *trajectory.failed_calls)]
     tools = [(call.started_at, call) for call in trajectory.tool_calls]
     return [record for _, record in sorted([*began, *ended, *tools], key=lambda pair: pair[0])]
 
@@ -52,11 +53,14 @@ def header_facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     yield "status", trajectory.status.value + reason
     if trajectory.error:
         yield "error", trajectory.error + (f" ({trajectory.error_at})" if trajectory.error_at else "")
+    if NOT_RECORDED in trajectory.task.metadata:
+        yield "not all recorded", trajectory.task.metadata[NOT_RECORDED]
     yield "answer", trajectory.answer
     yield "rewards", ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items()) or "not verified"
     inherited = len(trajectory.calls) - len(trajectory.own_calls)
     before = f", after {inherited} model of the run it was forked from" if inherited else ""
-    yield "calls", f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{before}"
+    failed = f", {len(trajectory.failed_calls)} model failed" if trajectory.failed_calls else ""
+    yield "calls", f"{len(trajectory.own_calls)} model, {len(trajectory.own_tool_calls)} tool{failed}{before}"
     yield "used", usage_text(trajectory.used)
     if trajectory.forked_from:
         yield "forked from", f"{trajectory.forked_from.trajectory_id} at {trajectory.forked_from.checkpoint_id}"
@@ -79,6 +83,8 @@ def usage_text(used: CallUsage) -> str:
 
 def call_facts(call: Call) -> list[str]:
     """Of a model call: tokens, how probable they were, how it ended, how long it took."""
+    if call.error is not None:
+        return [call.model, f"failed: {call.error}", f"{call.seconds:.2f} s"]
     facts = [
         *(_sampled(call) if call.token_ids else _reported(call)),
         call.finish_reason.value,
@@ -88,6 +94,8 @@ def call_facts(call: Call) -> list[str]:
         facts.append(f"new root: {call.branch_reason.value}")
     if call.why_untrainable is not None:
         facts.append(f"not trainable: {call.why_untrainable}")
+    if call.lost:
+        facts.append(f"not stored: {', '.join(call.lost)}")
     return facts
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langgraph.errors import GraphInterrupt
+from pydantic import BaseModel, ValidationError
 
 from hrm_agent.models.external_models import record_external_models
+from hrm_agent.store import RunStore
 from hrm_agent.trajectory import MemoryJournal, Recording, recording
 
 CONFIG: Any = {
@@ -112,15 +120,188 @@ async def test_what_every_chunk_says_is_on_record_once(how: str, journal: Memory
     assert call.response["response_metadata"]["finish_reason"] == "stop"
 
 
-async def test_a_stream_that_is_left_is_on_no_record(journal: MemoryJournal) -> None:
-    active = Recording(journal)
-    with recording(active):
+@pytest.mark.parametrize("seen", [1, 2])
+async def test_a_stream_that_is_left_is_on_record_as_left_with_what_was_seen(seen: int, journal: MemoryJournal) -> None:
+    with recording(Recording(journal)):
         stream = Hosted(asked=[]).stream(QUESTION, CONFIG)
-        next(stream)
+        text = "".join(next(stream).text for _ in range(seen))
         stream.close()  # pyright: ignore[reportAttributeAccessIssue]
-        assert journal.calls_of_task("t", "1") == []
+        (left,) = journal.calls_of_task("t", "1")
+        assert left.error is not None and left.error.kinds == () and left.response["content"] == text
         await ask(Hosted(asked=[]), "invoke")
-    assert [call.call_index for call in journal.calls_of_task("t", "1")] == [0], "its index was given back"
+    answered = [call for call in journal.calls_of_task("t", "1") if call.error is None]
+    assert [call.call_index for call in answered] == [0], "its index was given back"
+
+
+class Plan(BaseModel):
+    steps: list[str]
+
+
+class Mood(Enum):
+    CALM = "calm"
+
+
+class OwnMessage(AIMessage):
+    """A provider's class of messages, with a field of its own."""
+
+    citations: tuple[int, ...] = ()
+
+
+class Provider:
+    """An object of a provider's client: it has no stored form."""
+
+
+ODD: dict[str, Any] = {
+    "signature": b"\x12\xff\x00",
+    "parsed": Plan(steps=["a"]),
+    "pair": (1, (2.5, None)),
+    "names": {"a", "b"},
+    "half": "\ud83d",
+    "rate": float("inf"),
+    "by number": {1: "one"},
+    "mood": Mood.CALM,
+    "at": datetime(2026, 1, 2, tzinfo=UTC),
+    "nested": [{"deep": [b"x"]}],
+}
+
+
+class Answering(Hosted):
+    """Gives one message, whatever it is asked."""
+
+    message: Any = None
+
+    def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self.message)])
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("where", ["additional_kwargs", "response_metadata"])
+async def test_an_answer_comes_back_as_it_was_and_the_program_has_its_own(
+    name: str, where: str, store: RunStore
+) -> None:
+    record_external_models()
+    given = OwnMessage("a whale", citations=(1, 2), **{where: {"odd": ODD[name]}})
+    model = Answering(message=given)
+    with recording(Recording(store.journal)):
+        answer = model.invoke(QUESTION, CONFIG)
+    assert type(answer) is OwnMessage and getattr(answer, where)["odd"] is ODD[name]
+    (call,) = store.journal.calls_of_task("t", "1")
+    assert call.lost is None
+    with recording(Recording(store.journal)):
+        again = Answering(message=None).invoke(QUESTION, CONFIG)
+    assert type(again) is OwnMessage and again.citations == (1, 2)
+    assert getattr(again, where)["odd"] == ODD[name] and type(getattr(again, where)["odd"]) is type(ODD[name])
+    assert again.response_metadata["call_id"] == answer.response_metadata["call_id"]
+
+
+async def test_what_has_no_stored_form_is_a_mark_in_the_record(store: RunStore) -> None:
+    record_external_models()
+    circle: list[Any] = []
+    circle.append(circle)
+    extra: dict[str, Any] = {"raw": Provider(), "circle": circle, "kept": b"x"}
+    model = Answering(message=AIMessage("a whale", additional_kwargs=extra))
+    with recording(Recording(store.journal)):
+        assert model.invoke(QUESTION, CONFIG).additional_kwargs["raw"] is extra["raw"]
+    (call,) = store.journal.calls_of_task("t", "1")
+    assert call.lost is not None and "additional_kwargs.raw: Provider" in call.lost
+    with recording(Recording(store.journal)):
+        again = Answering(message=None).invoke(QUESTION, CONFIG)
+    assert again.text == "a whale" and again.additional_kwargs["kept"] == b"x" and "raw" not in again.additional_kwargs
+
+
+class Breaking(Hosted):
+    """Raises, before it says anything or amid its words."""
+
+    error: Any = None
+
+    def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
+        self.asked.append(len(self.asked))
+        raise self.error
+
+    def _stream(self, messages: Any, *args: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+        self.asked.append(len(self.asked))
+        for part in ("one", "two"):
+            yield ChatGenerationChunk(message=AIMessageChunk(content=part))
+        raise self.error
+
+
+class Refused(openai.RateLimitError):
+    """A class of the program's own."""
+
+
+def _refused(kind: type[openai.APIStatusError]) -> Exception:
+    response = httpx.Response(429, request=httpx.Request("POST", "http://x"))
+    return kind("slow down", response=response, body={"code": "rate"})
+
+
+def _invalid() -> Exception:
+    with pytest.raises(ValidationError) as caught:
+        Plan.model_validate({"steps": "none"})
+    return caught.value
+
+
+ERRORS = [
+    ValueError("429"),
+    KeyError("a"),
+    TimeoutError(),
+    _invalid(),
+    _refused(openai.RateLimitError),
+    _refused(Refused),
+]
+
+
+class Replaying(Recording):
+    """Gives out what failed, too, as a replay does."""
+
+    def claim(self, *asked: Any, **options: Any) -> Any:
+        return self.journal.calls_of_task("t", "1")[0]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+async def test_what_a_model_raised_is_on_record_and_raised_again_but_asked_again_on_resume(
+    how: str, error: Exception, store: RunStore
+) -> None:
+    record_external_models()
+    model, seen = Breaking(asked=[], error=error), list[str]()
+
+    async def asked() -> None:
+        if how == "stream":
+            seen.extend(chunk.text for chunk in model.stream(QUESTION, CONFIG))
+        elif how == "astream":
+            async for chunk in model.astream(QUESTION, CONFIG):
+                seen.append(chunk.text)
+        else:
+            await ask(model, how)
+
+    async def told() -> Exception:
+        seen.clear()
+        with pytest.raises(type(error)) as caught:
+            await asked()
+        return caught.value
+
+    with recording(Recording(store.journal)):
+        assert str(await told()) == str(error) and model.asked == [0]
+        assert "stream" not in how or seen == ["one", "two"]
+    (failed,) = store.journal.calls_of_task("t", "1")
+    assert failed.error is not None and not failed.token_ids and failed.seed is None
+    with recording(Replaying(store.journal)):
+        again = await told()
+    assert model.asked == [0] and "".join(seen) == ("onetwo" if "stream" in how else "")
+    assert type(again) is type(error) and str(again) == str(error)
+    assert getattr(again, "status_code", None) == getattr(error, "status_code", None)
+    with recording(Recording(store.journal)):
+        await told()
+    assert model.asked == [0, 1]
+    _, second = store.journal.calls_of_task("t", "1")
+    assert second.instead_of == failed.id and second.call_index == failed.call_index
+
+
+@pytest.mark.parametrize("stop", [asyncio.CancelledError, KeyboardInterrupt, GraphInterrupt])
+async def test_what_stops_a_run_is_no_failure_of_the_model(stop: Any, journal: MemoryJournal) -> None:
+    with recording(Recording(journal)), pytest.raises(stop):
+        Breaking(asked=[], error=stop()).invoke(QUESTION, CONFIG)
+    assert journal.calls_of_task("t", "1") == []
 
 
 @pytest.mark.parametrize("difference", [{"stop": ["."]}, {"tool_choice": "any"}, {"model": "hosted-2"}])

@@ -16,7 +16,8 @@ ERROR = "16 x KeyError: 'steps' (agent.py:12 in plan)"
 
 def row(**counts: Any) -> dict[str, Any]:
     """A step of 16 rollouts in 2 groups, none of which taught anything."""
-    names = ("raised", "not_scored", "tools_lost", "failed_by_policy", "prompt_too_long", "truncated", "correct")
+    names = ("raised", "not_scored", "tools_lost", "failed_by_policy", "prompt_too_long", "window_full")
+    names += ("truncated", "correct")
     groups = ("equal_rewards", "too_small", "failed", "without_gradient")
     given = {f"rollout/{name}": float(counts.get(name, 0.0)) for name in names}
     given |= {f"select/groups_{name}": float(counts.get(name, 0.0)) for name in groups}
@@ -33,6 +34,10 @@ def row(**counts: Any) -> dict[str, Any]:
         ({"failed_by_policy": 16, "failed": 2}, "In 16 of 16 rollouts the graph raised the same error, whatever"),
         ({"failed_by_policy": 12, "equal_rewards": 2}, "In 12 of 16 rollouts the graph could not go on from what the"),
         ({"prompt_too_long": 16, "truncated": 1.0, "without_gradient": 2}, "In 16 of 16 rollouts the prompt is longer"),
+        (
+            {"prompt_too_long": 3, "window_full": 9, "truncated": 1.0, "equal_rewards": 2},
+            f"In 12 of 16 rollouts the prompt is longer than the policy's context window: {ERROR}. Shorten",
+        ),
         ({"truncated": 1.0, "equal_rewards": 2}, "16 of 16 rollouts ended at a limit before they were done. Raise max"),
         ({"truncated": 0.25, "equal_rewards": 2}, "Almost no answer was right: take easier tasks"),
         ({"without_gradient": 2, "correct": 0.5}, "Sample with temperatures above 0"),
@@ -95,5 +100,6 @@ def test_each_rollout_is_counted_by_what_became_of_it() -> None:
         "rollout/reward_not_finite": 3,
         "rollout/failed_by_policy": 2,
         "rollout/prompt_too_long": 1,
+        "rollout/window_full": 1,
     }
     assert failure_counts([rollout(0, 1.0)])["errors"] is None

@@ -18,6 +18,7 @@ from hrm_agent.trajectory import (
     Trajectory,
     call_id,
 )
+from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.lint import INVARIANTS, Finding, lint
 from tests.support.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
 
@@ -96,6 +97,12 @@ CORRUPTIONS: list[tuple[str, str, Corruption]] = [
         lambda: moved("a", identity("a").model_copy(update={"checkpoint_ns": "reason:other"})),
     ),
     ("call-index-gapless", "a call is missing", lambda: with_calls(make_call("a"), make_call("a", 2))),
+    (
+        "failed-apart",
+        "a failed call among the answered ones",
+        lambda: with_call(0, error=RaisedError(kinds=("builtins:ValueError",), message="429")),
+    ),
+    ("failed-apart", "an answer among the failed ones", lambda: make_trajectory(failed_calls=(make_call("z"),))),
     ("sample-index-gapless", "a sample is missing", lambda: with_calls(make_call("a"), make_call("a", sample_index=2))),
     (
         "call-once",

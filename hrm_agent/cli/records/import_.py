@@ -62,7 +62,7 @@ def _take(store: RunStore, trajectory: Trajectory) -> str:
     """Write a trajectory, if it is not there; returns what was done."""
     if _is_on_record(store, trajectory):
         return "present"
-    for call in trajectory.own_calls:
+    for call in (*trajectory.own_calls, *_own_failed(trajectory)):
         if _stored(store.journal.write_call(call)) != _stored(call):
             raise _differs(store, trajectory, f"call {call.id}")
     for tool_call in trajectory.own_tool_calls:
@@ -89,11 +89,17 @@ def _is_on_record(store: RunStore, trajectory: Trajectory) -> bool:
 def _first_difference(found: Trajectory, given: Trajectory) -> str | None:
     """The field in which two trajectories differ. What a fork inherited is the other run's to compare."""
     for name in Trajectory.model_fields:
-        if name not in ("calls", "tool_calls") and getattr(found, name) != getattr(given, name):
+        if name not in ("calls", "tool_calls", "failed_calls") and getattr(found, name) != getattr(given, name):
             return name
     if [_stored(call) for call in found.own_calls] != [_stored(call) for call in given.own_calls]:
         return "calls"
+    if [*map(_stored, _own_failed(found))] != [*map(_stored, _own_failed(given))]:
+        return "failed_calls"
     return "tool_calls" if found.own_tool_calls != given.own_tool_calls else None
+
+
+def _own_failed(trajectory: Trajectory) -> list[Call]:
+    return [call for call in trajectory.failed_calls if call.identity.thread_id == trajectory.thread_id]
 
 
 def _refuse_unsound(trajectory: Trajectory) -> None:

@@ -250,13 +250,13 @@ def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcom
     output.result({"event": "end", **header(trajectory), **told, **(_chosen(outcome) if outcome else {})})
     reason = trajectory.stop_reason.value if trajectory.stop_reason else ""
     output.say(f"\n{trajectory.status.value} ({reason})", style="bold")
-    output.say(trajectory.error or trajectory.answer or "no answer")
+    at_limit = trajectory.error_at if trajectory.status is RunStatus.TRUNCATED and trajectory.error else None
+    output.say((trajectory.error or trajectory.answer or "no answer") + (f" ({at_limit})" if at_limit else ""))
     if outcome is not None:
         what = f"chosen: {outcome.chosen}, {outcome.reason}" if outcome.chosen else "none is chosen"
         output.say(f"\n{len(outcome.candidates)} runs, {what}")
-    cost = (
-        f"{models_of(trajectory)}, {usage_text(used)}" if any(run.own_calls for run in runs) else "no model was asked"
-    )
+    asked = "no model has answered" if any(run.failed_calls for run in runs) else "no model was asked"
+    cost = f"{models_of(trajectory)}, {usage_text(used)}" if any(run.own_calls for run in runs) else asked
     output.say(f"\nthread {trajectory.thread_id}, {cost}. Next:")
     for waiting in (run for run in runs if run.stop_reason is StopReason.INTERRUPT):
         output.say(f"  hrm-agent resume {waiting.thread_id} --answer VALUE --store {where}")
@@ -269,7 +269,7 @@ def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcom
 
 def header(trajectory: Trajectory) -> dict[str, Any]:
     """A trajectory without its calls, as JSON."""
-    return trajectory.model_dump(mode="json", exclude={"calls", "tool_calls"})
+    return trajectory.model_dump(mode="json", exclude={"calls", "tool_calls", "failed_calls"})
 
 
 def _chosen(outcome: Outcome) -> dict[str, Any]:

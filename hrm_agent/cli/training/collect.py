@@ -72,13 +72,16 @@ def _numbers(trajectories: Sequence[Trajectory], statuses: Counter[str]) -> dict
 def exit_code(trajectories: Sequence[Trajectory]) -> int:
     """1 if every rollout failed, or none has the reward that it was to have: then it is the set-up that does not work.
 
-    A line on stderr says how many failed, or have no reward, and most often by what.
+    A line on stderr says how many failed, have no reward, or had a prompt that the policy's context window has no room
+    for, and most often by what.
     """
     failed = [each for each in trajectories if each.status is RunStatus.FAILED]
     unscored = [
         each for each in trajectories if each.status is not RunStatus.FAILED and each.error and not each.rewards
     ]
-    for found, what in ((failed, "failed"), (unscored, "without a reward")):
+    too_long = [each for each in trajectories if each.status is RunStatus.TRUNCATED and each.error and each.rewards]
+    causes = ((failed, "failed"), (unscored, "without a reward"), (too_long, "ended at the policy's context window"))
+    for found, what in causes:
         if found:
             ((error, at), count), *_ = Counter((error_of(each), each.error_at) for each in found).most_common(1)
             said = f"Every rollout {what}" if len(found) == len(trajectories) else f"{len(found)} rollouts {what}"

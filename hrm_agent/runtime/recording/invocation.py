@@ -17,9 +17,9 @@ from hrm_agent.runtime.execution.conversation import ABORTED
 from hrm_agent.runtime.execution.graph_run import GraphRun, as_state
 from hrm_agent.runtime.failures import run_failed
 from hrm_agent.runtime.recording.blocking import may_block
-from hrm_agent.runtime.recording.observation import Observation, OnLoss
+from hrm_agent.runtime.recording.observation import Losses, Observation
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import Recording, RunStatus, StopReason, Trajectory, TurnEnd, recording
+from hrm_agent.trajectory import NOT_RECORDED, Recording, RunStatus, StopReason, Trajectory, TurnEnd, recording
 
 __all__ = ["Invocation"]
 
@@ -36,14 +36,14 @@ class Invocation:
         store: RunStore,
         record: Trajectory,
         holds: ExitStack,
-        on_loss: OnLoss,
+        losses: Losses,
         on_end: Callable[[Invocation], None],
     ) -> None:
         self.graph, self.config = graph, config
         """`config` is what the graph is given."""
         self.record = record
-        self._store, self._holds, self._on_loss, self._on_end = store, holds, on_loss, on_end
-        self._calls = Observation(store.journal, record.thread_id, on_loss, self._answered_by)
+        self._store, self._holds, self._losses, self._on_end = store, holds, losses, on_end
+        self._calls = Observation(store.journal, record.thread_id, losses, self._answered_by)
         self._lock = threading.Lock()
         self._over = False
 
@@ -53,7 +53,7 @@ class Invocation:
 
     def _answered_by(self, model: str) -> None:
         """The policy of the record is the model that answered, known with its first answer."""
-        if not self.record.policy:
+        if not self.record.policy and not self._losses.store_is_away:
             self._write(self.record.model_copy(update={"policy": model}))
 
     # where it stands at its end
@@ -97,12 +97,16 @@ class Invocation:
         changes = ended.model_dump() | {"ended_at": max(time.time(), self.record.started_at)}
         if models and not self.record.turns:
             changes["policy"] = models.most_common(1)[0][0]
+        if self._losses.first is not None:
+            task = self.record.task
+            metadata = {**task.metadata, NOT_RECORDED: self._losses.first}
+            changes["task"] = task.model_copy(update={"metadata": metadata})
         self._write(self.record.model_copy(update=changes))
         try:
             with may_block():
                 self._holds.close()
         except Exception as error:
-            self._on_loss(error)
+            self._losses(error)
         self._on_end(self)
 
     def _write(self, record: Trajectory) -> None:
@@ -111,4 +115,4 @@ class Invocation:
             with may_block():
                 self._store.journal.write_trajectory(record)
         except Exception as error:
-            self._on_loss(error)
+            self._losses(error)

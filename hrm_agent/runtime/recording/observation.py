@@ -1,7 +1,8 @@
 """A recording that watches a program which is not ours: whatever goes wrong with the record, the program goes on.
 
 An `Episode` stops where its record has a hole. A program that somebody else wrote has its own purpose: there a full
-disk or a state that cannot be stored is logged once, what follows is not on record, and the program is not told.
+disk or a state that cannot be stored is logged once, what follows is not on record, and the program is not told. The
+record says so at its end, where it can be written again by then.
 """
 
 from __future__ import annotations
@@ -15,28 +16,48 @@ from typing import Any, cast
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
 
+from hrm_agent.errors import StoreError, UnstorableError
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.store.saver import StoreSaver
 from hrm_agent.trajectory import Call, Journal, MemoryJournal, Recording
 
-__all__ = ["Observation", "ObservedThread", "OnLoss"]
+__all__ = ["Losses", "Observation", "ObservedThread"]
 
-OnLoss = Callable[[BaseException], None]
-"""Told of what could not be recorded."""
+
+class Losses:
+    """What of one invocation could not be recorded."""
+
+    def __init__(self, tell: Callable[[BaseException], None]) -> None:
+        self._tell = tell
+        self.first: str | None = None
+        """The first of them in words."""
+        self.store_is_away = False
+        """The store could not be written: it is not tried again before the end, since each try may wait for a lock."""
+
+    def __call__(self, error: BaseException) -> None:
+        self.first = self.first or f"{type(error).__name__}: {error}"
+        self.store_is_away |= isinstance(error, StoreError) and not isinstance(error, UnstorableError)
+        self._tell(error)
 
 
 class Observation(Recording):
     """The calls of one invocation, all of them on one thread."""
 
-    def __init__(self, journal: Journal, thread_id: str, on_loss: OnLoss, on_model: Callable[[str], None]) -> None:
+    def __init__(self, journal: Journal, thread_id: str, on_loss: Losses, on_model: Callable[[str], None]) -> None:
         super().__init__(cast(Journal, _ForgivingJournal(journal, on_loss)))
         self.thread_id = self.run_id = thread_id
         self.models = Counter[str]()
         """How many answers each model gave."""
-        self._on_model = on_model
+        self._on_model, self._on_loss = on_model, on_loss
+
+    def lose(self, error: Exception) -> None:
+        """The program goes on."""
+        self._on_loss(error)
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
         written = super().write_call(call, sent)
+        if call.error is not None:
+            return written
         self.models[written.model] += 1
         if self.models.total() == 1:
             self._on_model(written.model)
@@ -46,7 +67,7 @@ class Observation(Recording):
 class _ForgivingJournal:
     """A journal; after its first failure, one in memory, so that nothing that asks it fails."""
 
-    def __init__(self, journal: Journal, on_loss: OnLoss) -> None:
+    def __init__(self, journal: Journal, on_loss: Losses) -> None:
         self._journal, self._on_loss = journal, on_loss
 
     def __getattr__(self, name: str) -> Any:
@@ -55,6 +76,8 @@ class _ForgivingJournal:
             return found
 
         def call(*values: Any, **named: Any) -> Any:
+            if self._on_loss.store_is_away and not isinstance(self._journal, MemoryJournal):
+                self._journal = MemoryJournal()
             with may_block():
                 try:
                     return getattr(self._journal, name)(*values, **named)
@@ -76,19 +99,22 @@ class ObservedThread(StoreSaver):
     """
 
     @classmethod
-    def of(cls, saver: StoreSaver, thread_id: str, on_loss: OnLoss) -> ObservedThread:
+    def of(cls, saver: StoreSaver, thread_id: str, on_loss: Losses) -> ObservedThread:
         clone: Any = copy.copy(saver)
         clone.__class__ = cls
         clone._thread_id, clone._on_loss, clone._lost = thread_id, on_loss, []
         return clone
 
     _thread_id: str
-    _on_loss: OnLoss
+    _on_loss: Losses
     _lost: list[BaseException]
     """Shared by the copies that LangGraph makes. Not empty: no further checkpoint is written."""
 
     def _here(self, config: RunnableConfig) -> RunnableConfig:
         return {**config, "configurable": {**config.get("configurable", {}), "thread_id": self._thread_id}}
+
+    def _is_lost(self) -> bool:
+        return bool(self._lost) or self._on_loss.store_is_away
 
     def _lose(self, error: Exception) -> None:
         if not self._lost:
@@ -120,7 +146,7 @@ class ObservedThread(StoreSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        if not self._lost:
+        if not self._is_lost():
             try:
                 return super().put(config, checkpoint, metadata, new_versions)
             except Exception as error:
@@ -134,7 +160,7 @@ class ObservedThread(StoreSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        if not self._lost:
+        if not self._is_lost():
             try:
                 return await super().aput(config, checkpoint, metadata, new_versions)
             except Exception as error:
@@ -144,7 +170,7 @@ class ObservedThread(StoreSaver):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        if not self._lost:
+        if not self._is_lost():
             try:
                 super().put_writes(config, writes, task_id, task_path)
             except Exception as error:
@@ -153,7 +179,7 @@ class ObservedThread(StoreSaver):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        if not self._lost:
+        if not self._is_lost():
             try:
                 await super().aput_writes(config, writes, task_id, task_path)
             except Exception as error:
@@ -162,7 +188,7 @@ class ObservedThread(StoreSaver):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         try:
             with may_block():
-                return None if self._lost else super().get_tuple(self._here(config))
+                return None if self._is_lost() else super().get_tuple(self._here(config))
         except Exception as error:
             return self._lose(error)
 

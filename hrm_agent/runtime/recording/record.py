@@ -5,9 +5,12 @@
     with record("runs/x.db"):
         graph.invoke({"messages": [("user", "What is 6 times 7?")]})
 
-It holds in the context that it was opened in (the thread, the task and what they start), and besides in all threads and
-tasks of the process that have none of their own: a web server opens it once, where it starts. Blocks on one path share
-one store. `async with` does the same, and so does `@record("runs/x.db")` over a function.
+It holds in the context that it was opened in and nowhere else: in its thread and its task, in the tasks that are made
+inside it, and in threads that are given a copy of the context, as `asyncio.to_thread` and the executors of LangChain
+and LangGraph give it. A plain `ThreadPoolExecutor.submit` or `threading.Thread` gives none: what those run is recorded
+under `contextvars.copy_context().run`, or by a block of its own. So a server whose requests have blocks of their own
+keeps them apart, and one that opens a block around its start has them all. Blocks on one path share one store.
+`async with` does the same, and so does `@record("runs/x.db")` over a function.
 """
 
 from __future__ import annotations
@@ -37,15 +40,16 @@ _own: ContextVar[Recorder | None] = ContextVar("hrm_agent_recorder", default=Non
 _lock = threading.RLock()
 _open: list[tuple[str, Recorder]] = []
 """Of every block that is open its place and its recorder, in the order in which they were opened."""
+_of_process: Recorder | None = None
+"""What a process that is recorded as a whole is recorded by."""
 
 
 def current_recorder() -> Recorder | None:
-    """That of the block around this code, or the one that was opened last in the process."""
+    """That of the block around this code; in a process that is recorded as a whole, else the process's."""
     own = _own.get()
     if own is not None and not own.closed:
         return own
-    newest = _open[-1:]
-    return newest[0][1] if newest else None
+    return _of_process
 
 
 def record(
@@ -62,11 +66,13 @@ def record(
 
 
 def record_process(where: str, allow: tuple[str, ...] = ()) -> None:
-    """Record all that is invoked until the process exits. Raises `StoreError`.
+    """Record all that is invoked until the process exits, in whichever thread or task. Raises `StoreError`.
 
     With `HRM_AGENT_DRAWS` set to 1 also what nodes draw.
     """
+    global _of_process
     block = record(where, allow=allow, draws=os.environ.get(DRAWS_VARIABLE) == "1").__enter__()
+    _of_process = current_recorder()
     atexit.register(block.__exit__, None, None, None)
 
 

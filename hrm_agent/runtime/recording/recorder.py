@@ -38,7 +38,7 @@ from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.input_prompt import Asked, asked_by, is_resumption
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.runtime.recording.invocation import Invocation
-from hrm_agent.runtime.recording.observation import ObservedThread
+from hrm_agent.runtime.recording.observation import Losses, ObservedThread
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.trajectory import (
@@ -109,17 +109,18 @@ class Recorder:
         named: dict[str, Any] = merged.get("configurable", {})
         thread = str(named.get("thread_id") or "") or time.strftime("recorded-%Y%m%d-%H%M%S-") + secrets.token_hex(4)
         saver = named.get(SAVER, graph.checkpointer)
+        losses = Losses(self.lose)
         with ExitStack() as stack:
             record = self._record(graph, given, thread, saver, stack)
             in_config: RunnableConfig = config or {}
             if saver is None:
-                own = {SAVER: self._checkpointer(graph, record.thread_id), "thread_id": thread}
+                own = {SAVER: self._checkpointer(graph, record.thread_id, losses), "thread_id": thread}
                 in_config = {**in_config, "configurable": {**named, **own}}
             self.store.journal.write_trajectory(record)
-            return Invocation(graph, in_config, self.store, record, stack.pop_all(), self.lose, self._ended)
+            return Invocation(graph, in_config, self.store, record, stack.pop_all(), losses, self._ended)
 
-    def _checkpointer(self, graph: Graph, thread: str) -> ObservedThread:
-        return ObservedThread.of(self.store.checkpointer.allowing(graph), thread, self.lose)
+    def _checkpointer(self, graph: Graph, thread: str, losses: Losses) -> ObservedThread:
+        return ObservedThread.of(self.store.checkpointer.allowing(graph), thread, losses)
 
     # the trajectory
 

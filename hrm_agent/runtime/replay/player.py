@@ -33,6 +33,7 @@ from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_external_models
+from hrm_agent.models.recorded_values import is_on_record
 from hrm_agent.models.substitute import read_structured_output
 from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
 from hrm_agent.runtime.execution.graph_run import memories_of
@@ -212,7 +213,8 @@ class ReplayRun:
         )
         steps = {found.checkpoint["id"] for found in self._line}
         since = steps - self._before_last_matching()
-        answers, draws = self._answers(since), RecordedDraws(self._draws, since, self._places)
+        answers = recorded_answers(self._trajectory.calls, self._trajectory.tool_calls, since, self._places)
+        draws = RecordedDraws(self._draws, since, self._places)
         paths = TaskPathResolver(self._saver, episode.thread_id, self._graph)
         own = replace(runner, record=partial(AdoptingRecording, answers=answers, draws=draws, paths=paths))
         return await own.run(episode)
@@ -225,7 +227,8 @@ class ReplayRun:
         return next(i for i, found in enumerate(self._line) if found is wanted)
 
     def _answers(self, steps: set[str], loosely: RequestMatch | None = None) -> RecordedAnswers:
-        return recorded_answers(self._trajectory.calls, self._trajectory.tool_calls, steps, self._places, loosely)
+        calls = (*self._trajectory.calls, *self._trajectory.failed_calls)
+        return recorded_answers(calls, self._trajectory.tool_calls, steps, self._places, loosely)
 
     # what is on record
 
@@ -408,7 +411,7 @@ class ReplayRun:
 
     def _ended_otherwise(self, segment: Segment, error: Exception | None) -> str:
         """How the graph's end differs from the recorded one; empty if it does not."""
-        if isinstance(error, HrmError):
+        if isinstance(error, HrmError) and not is_on_record(error):
             raise error
         raised = f"{type(error).__name__}: {error}" if error is not None else ""
         failed = segment.last and self._trajectory.status is RunStatus.FAILED and not (segment.finished or self._cut)

@@ -5,7 +5,7 @@ tool call); where none does, one that differs by generated ids alone (`hrm_agent
 Sampling parameters are not compared, since the limits of a run are not part of its graph. If several fit, the one from
 the same task path is given (`hrm_agent.runtime.replay.task_path`), then one from the same nodes in another step, then
 the oldest; each only once. So parallel branches with equal requests get their own answers, and a node added before them
-changes nothing.
+changes nothing. A call that failed answers a request like any other: with the error that it raised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
@@ -24,6 +24,7 @@ from langgraph.errors import GraphBubbleUp
 from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.models.call_recording import CALL_ID, THREAD_ID, in_one_order, offered
 from hrm_agent.runtime.replay.effects import Effect, note_effect
+from hrm_agent.models.recorded_values import unpack_answer
 from hrm_agent.runtime.replay.recorded_draws import RecordedDraws
 from hrm_agent.runtime.replay.request_match import RequestMatch
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
@@ -162,7 +163,7 @@ class RecordedAnswers:
 
 def says_the_same(call: Call, asked: UnrecordedRequest) -> bool:
     """Messages and tools are those that `call` answered. Its hash is over both the messages and the answer."""
-    messages = [*asked.messages, AIMessage.model_validate(call.response)]
+    messages = [*asked.messages, *([unpack_answer(call)] if call.error is None else [])]
     return _same_tools(call, asked) and call.context_hash == context_hash(messages)
 
 
@@ -351,7 +352,10 @@ def recorded_answers(
     paths: TaskPathResolver,
     loosely: RequestMatch | None = None,
 ) -> RecordedAnswers:
-    """The answers of the steps that began at the checkpoints `steps`. Old records do not tell of subgraphs."""
+    """The answers of the steps that began at the checkpoints `steps`. Old records do not tell of subgraphs.
+
+    `calls`: those that failed among them, anywhere. One that a resume asked again is not given out.
+    """
 
     def within(identity: GraphIdentity) -> bool:
         nested = namespace_around(identity.checkpoint_ns)
@@ -359,7 +363,22 @@ def recorded_answers(
         return not root or root in steps
 
     return RecordedAnswers(
-        [(paths.of(call.identity), call) for call in calls if within(call.identity)],
+        [(paths.of(call.identity), call) for call in _in_order([*calls]) if within(call.identity)],
         [(paths.of(call.identity), call) for call in tool_calls if within(call.identity) and call.status is not None],
         loosely=loosely,
     )
+
+
+def _in_order(calls: Sequence[Call]) -> list[Call]:
+    """Each failed call before those of its task that were made after it: its index was free again."""
+    again = {call.instead_of for call in calls}
+    found = [call for call in calls if call.error is None]
+    for failed in reversed([call for call in calls if call.error is not None and call.id not in again]):
+        task = (failed.identity.thread_id, failed.identity.task_id)
+        later = (
+            number
+            for number, call in enumerate(found)
+            if (call.identity.thread_id, call.identity.task_id) == task and call.call_index >= failed.call_index
+        )
+        found.insert(next(later, len(found)), failed)
+    return found

@@ -63,8 +63,9 @@ class RequestMatch:
         """The record with the ids of now."""
         if not self._renaming.changes_any:
             return call
-        response = json.dumps(call.response).encode()  # in its own order: states are compared as bytes
-        return call.model_copy(update={"response": json.loads(self._renaming.as_now(response))})
+        told = json.dumps([call.response, call.exact]).encode()  # in its own order: states are compared as bytes
+        response, exact = json.loads(self._renaming.as_now(told))
+        return call.model_copy(update={"response": response, "exact": exact})
 
     def same_tool_call(self, call: ToolCall, started: ToolCall) -> bool:
         """True if the record can answer this call."""

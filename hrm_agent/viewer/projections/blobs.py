@@ -12,7 +12,7 @@ from hrm_agent.store.new_messages import new_messages
 from hrm_agent.store.shown_values import ShownMessage, Unread, shown_channels
 from hrm_agent.store.summaries import overlays_of
 from hrm_agent.trajectory import Trajectory
-from hrm_agent.trajectory.shown import parts_of, text_of
+from hrm_agent.trajectory.shown import failed_text, parts_of, text_of
 from hrm_agent.viewer.json_text import PIECE, NotThere, json_lines
 from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.items import arguments_text, asked_calls, program_of
@@ -106,7 +106,7 @@ def _of_call(place: Place, id_: str, field: str) -> str | None:
         case "reasoning":
             return parts_of(call.response).reasoning
         case "text":
-            return parts_of(call.response).text
+            return parts_of(call.response).text if call.error is None else failed_text(call)
         case "arguments":
             return arguments_text(asked_calls(call.response)[int(number)].get("args"))
         case "prompt":

@@ -10,7 +10,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 from hrm_agent.store.new_messages import NewMessages, new_messages
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn, Verdict
-from hrm_agent.trajectory.shown import parts_of, text_of
+from hrm_agent.trajectory.shown import failed_text, parts_of, text_of
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.threads import Transcript, TranscriptItem, overlays_on, transcript
 
@@ -90,7 +90,7 @@ def bases_of(found: Transcript) -> dict[str, str | None]:
     bases: dict[str, str | None] = {}
     newest: dict[tuple[str, str], str] = {}
     for item in found.items:
-        if item.kind == "call" and item.mark is not None:
+        if item.kind == "call" and item.mark is not None and item.mark.status is None:
             bases[item.id] = item.mark.parent or newest.get((item.mark.thread_id, item.mark.role))
             newest[item.mark.thread_id, item.mark.role] = item.id
     return bases
@@ -171,7 +171,7 @@ def _call(call: Call, base: str | None, sent: NewMessages | None, overlay: Overl
         "problem": sent.problem if sent is not None else None,
         "request_known": sent is not None or call.request is not None,
         "reasoning": cut_text(said.reasoning, item, "reasoning"),
-        "text": cut_text(said.text, item, "text"),
+        "text": cut_text(said.text if call.error is None else failed_text(call), item, "text"),
         "code_calls": _asked_data(call.response, item),
         "finish_reason": call.finish_reason.value,
         "sampled_tokens": call.sampled_tokens if call.token_ids else used.output_tokens if used else None,

@@ -125,7 +125,7 @@ def _with_calls(store: RunStore, header: Trajectory, steps: set[str]) -> Traject
     for thread, shared in threads_of(store, header):
         here = sorted(steps if shared is None else steps & shared)
         with suppress(StoreError):  # the items of the trajectory tell which one is damaged
-            calls += store.journal.calls_among(here, steps_of=thread)
+            calls += (call for call in store.journal.calls_among(here, steps_of=thread) if call.error is None)
         with suppress(StoreError):
             tools += store.journal.tool_calls_among(here, steps_of=thread)
     return header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tools)})

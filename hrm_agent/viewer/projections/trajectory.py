@@ -130,11 +130,11 @@ def _scoring(scoring: Scoring) -> dict[str, Any]:
 
 def _counts(found: Transcript) -> dict[str, Any]:
     header = found.header
-    calls = [mark for mark in found.own if mark.kind == "call"]
+    calls = [mark for mark in found.own if mark.kind == "call" and mark.status is None]
     used: CallUsage = total_usage(mark.used for mark in calls)
     return {
         "model_calls": len(calls),
-        "tool_calls": len(found.own) - len(calls),
+        "tool_calls": sum(1 for mark in found.own if mark.kind == "tool"),
         "tokens": used.output_tokens,
         "input_tokens": used.input_tokens,
         "seconds": foreign(header.ended_at - header.started_at) if header.ended_at is not None else None,
@@ -157,7 +157,7 @@ def _focus(found: Transcript) -> dict[str, Any] | None:
         return {"index": number, "id": item.id, "why": "failed"}
     if failed and header.rewards.get("correct") == 0:
         return {"index": failed[-1][0], "id": failed[-1][1].id, "why": "failed"}
-    answered = [(n, item) for n, item in own if item.kind == "call"]
+    answered = [(n, item) for n, item in own if item.kind == "call" and item.mark and item.mark.status is None]
     return {"index": answered[-1][0], "id": answered[-1][1].id, "why": "answer"} if answered else None
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -22,6 +25,7 @@ from langgraph.prebuilt import create_react_agent
 from langgraph.types import Command, interrupt
 
 from hrm_agent import record
+from hrm_agent.errors import StoreFullError
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.recording.record import current_recorder
 from hrm_agent.runtime.replay.player import replay
@@ -107,15 +111,60 @@ async def test_every_way_in_is_recorded_once(where: Path) -> None:
 
 
 async def test_many_threads_and_tasks_at_once_do_not_mix(where: Path) -> None:
-    """A web server: one block around it, invocations from threads and tasks that were begun elsewhere."""
+    """Tasks made in the block are in it, and so are threads that are given its context."""
     with record(where), ThreadPoolExecutor(16) as pool:
-        in_threads = [pool.submit(echoing.invoke, said(f"thread {i}")) for i in range(40)]
+        in_threads = [pool.submit(copy_context().run, echoing.invoke, said(f"thread {i}")) for i in range(40)]
         await asyncio.gather(*(echoing_async.ainvoke(said(f"task {i}")) for i in range(40)))
         for done in in_threads:
             await asyncio.wrap_future(done)
     found = recorded(where)
     assert len({t.thread_id for t in found}) == len({t.task.prompt for t in found}) == 80
     assert all([call.response["content"] for call in t.calls] == [f"echo {t.task.prompt}"] for t in found)
+
+
+async def test_requests_beside_a_block_are_not_in_it(tmp_path: Path) -> None:
+    """A server: three tenants with a store each, and requests of people who have none, in tasks and in threads."""
+    tenants = ("a", "b", "c")
+    go = asyncio.Event()
+
+    async def request(number: int) -> str:
+        text, ask = f"request {number}", asyncio.to_thread if number % 4 < 2 else None
+        await go.wait()
+        if number % 2:
+            async with record(tmp_path / tenants[number % 3]):
+                return await answer(text, ask)
+        return await answer(text, ask)
+
+    async def answer(text: str, ask: Any) -> str:
+        if ask is not None:
+            return (await ask(echoing.invoke, said(text)))["messages"][-1].text
+        return (await echoing_async.ainvoke(said(text)))["messages"][-1].text
+
+    requests = [asyncio.create_task(request(number)) for number in range(200)]
+    with record(tmp_path / "d"), ThreadPoolExecutor(8) as pool:  # of another part of the server, open all the time
+        go.set()
+        plain = [pool.submit(echoing.invoke, said(f"thread {number}")) for number in range(20)]
+        assert await asyncio.gather(*requests) == [f"echo request {number}" for number in range(200)]
+        for done in plain:
+            await asyncio.wrap_future(done)
+    for rest, tenant in enumerate(tenants):
+        prompts = sorted(t.task.prompt for t in recorded(tmp_path / tenant))
+        assert prompts == sorted(f"request {number}" for number in range(1, 200, 2) if number % 3 == rest)
+    assert recorded(tmp_path / "d") == []
+
+
+def test_a_process_that_is_recorded_as_a_whole_is_recorded_in_every_thread(where: Path) -> None:
+    program = f"""
+import threading
+from hrm_agent.runtime.recording.record import record_process
+record_process({str(where)!r})
+from tests.runtime.recording.test_record import echoing, said
+threads = [threading.Thread(target=echoing.invoke, args=(said(str(i)),)) for i in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+    assert sorted(t.task.prompt for t in recorded(where)) == ["0", "1", "2"]
 
 
 def test_nothing_is_recorded_or_held_outside(where: Path) -> None:
@@ -347,6 +396,76 @@ def test_a_store_that_is_gone_does_not_stop_the_program(where: Path, caplog: pyt
     with record(where):
         assert asking(node).invoke(said("go on"))["messages"][-1].text == "echo go on"
     assert "the program goes on" in caplog.text
+
+
+def test_a_store_that_is_full_for_a_while_is_tried_once_and_the_record_says_so_at_its_end(
+    where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[str]()
+
+    def full(*given: Any, **options: Any) -> Any:
+        tried.append("write")
+        raise StoreFullError("The disk is full.")
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        recorder = current_recorder()
+        assert recorder is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder.store.database, "submit", full)
+            answers = [Echo().invoke(text) for text in "abc"]
+        return {"messages": answers}
+
+    with record(where):
+        assert asking(node).invoke(said("go on"))["messages"][-1].text == "echo c"
+    (trajectory,) = recorded(where)
+    assert (trajectory.status, tried) == (RunStatus.COMPLETED, ["write"])
+    assert trajectory.task.metadata["not_recorded"] == "StoreFullError: The disk is full."
+
+
+class Signed(Echo):
+    """Answers with the signature of its thought, as providers do, and an object of its client."""
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        extra = {"signature": b"\x12\xff", "raw": Odd()}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("a whale", additional_kwargs=extra))])
+
+
+async def test_an_answer_that_json_cannot_hold_does_not_end_the_program(where: Path) -> None:
+    seen = list[Any]()
+
+    async def node(state: MessagesState) -> dict[str, Any]:
+        seen.append(Signed().invoke("one").additional_kwargs)
+        seen.append((await Signed().abatch(["two"]))[0].additional_kwargs)
+        seen.append((await Signed().agenerate([[HumanMessage("three")]])).generations[0][0].message.additional_kwargs)
+        return {"messages": [AIMessage("done")]}
+
+    async with record(where):
+        await asking(node).ainvoke(said("sign"))
+    assert [(each["signature"], type(each["raw"])) for each in seen] == [(b"\x12\xff", Odd)] * 3
+    (trajectory,) = recorded(where)
+    assert [call.lost for call in trajectory.calls] == [("additional_kwargs.raw: Odd",)] * 3
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        [HumanMessage("x", additional_kwargs={"raw": Odd()})],
+        [HumanMessage([{"type": "text", "text": "x"}, {"type": "media", "data": b"\x89\xff"}])],
+        [HumanMessage([{"type": "text", "text": "x", "raw": Odd()}])],
+        [HumanMessage("x\ud83d")],
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"tools": [Odd(), {"a": b"x"}], "logit_bias": {1: 2.0}, "form": Odd}])
+def test_a_request_that_json_cannot_hold_is_recorded_and_replays(
+    request_: Any, options: dict[str, Any], where: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = asking(lambda state: {"messages": [AIMessage(Echo().invoke(request_, **options).text[:6])]})
+    with record(where):
+        assert graph.invoke(said("odd"))["messages"][-1].text == "echo x"
+    (trajectory,) = recorded(where)
+    assert len(trajectory.calls) == 1 and "not_recorded" not in trajectory.task.metadata and not caplog.messages
+    with open_store(where) as store:
+        assert replay(store, trajectory.id, graph=graph).equal
 
 
 def test_graphs_are_named_so_that_they_can_be_loaded(where: Path) -> None:

@@ -1,0 +1,383 @@
+"""What a model gave, an answer or an error, in a form that can be stored, and given back as close to it as can be.
+
+A plain answer is its JSON dump. What the dump would change (bytes, tuples, objects, a class of one's own) is kept
+beside it as a tree of JSON with the types named. Reading it imports nothing: a class is taken where it is loaded
+already; else its fields are given back as a mapping, an error as one of the nearest class above it.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import Any, NamedTuple, TypeGuard, cast
+
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.errors import GraphBubbleUp
+from pydantic import BaseModel, ValidationError
+
+from hrm_agent.errors import HrmError, ModelError
+from hrm_agent.trajectory import Call
+from hrm_agent.trajectory.call_facts import RaisedError
+from hrm_agent.trajectory.message_dump import message_dump
+from hrm_agent.unicode import without_surrogates
+
+__all__ = [
+    "OWN_FACTS",
+    "PackedAnswer",
+    "is_of_a_model",
+    "is_on_record",
+    "pack_answer",
+    "pack_error",
+    "raised",
+    "unpack_answer",
+]
+
+OWN_FACTS = ("call_id", "started_at", "ended_at", "thread_id")
+"""Keys of `response_metadata` that this project writes."""
+_TYPE = "__type__"
+"""Key in a tree under which the type of a value stands that JSON has no form for."""
+_MOST_OF_A_FACT = 4096
+"""Characters of an attribute of an error."""
+_serializer = JsonPlusSerializer(allowed_msgpack_modules=None)
+
+
+class PackedAnswer(NamedTuple):
+    """An answer as `Call` has it."""
+
+    response: dict[str, Any]
+    """`Call.response`."""
+    exact: dict[str, Any] | None
+    """`Call.exact`."""
+    lost: tuple[str, ...] | None
+    """`Call.lost`."""
+
+
+class _Gone(Exception):
+    """A value is not on record."""
+
+
+def pack_answer(message: AIMessage) -> PackedAnswer:
+    """An answer in stored form. Never raises: what cannot be stored is named in `lost`."""
+    own = type(message) is not AIMessage
+    fields = {**vars(message), **(message.__pydantic_extra__ or {})}
+    odd = {name: value for name, value in fields.items() if not _is_json(value)}
+    if not odd and not own:
+        return PackedAnswer(message.model_dump(mode="json"), None, None)
+    lost: list[str] = []
+    exact: dict[str, Any] = {"class": _name(type(message))} if own else {}
+    exact["fields"] = {name: _packed(value, name, lost) for name, value in odd.items()}
+    return PackedAnswer(_shown(message), exact, tuple(lost) or None)
+
+
+def unpack_answer(call: Call) -> AIMessage:
+    """The answer that a call was given."""
+    message = AIMessage.model_validate(call.response)
+    if call.exact is None:
+        return message
+    fields = _without_gone(call.exact.get("fields", {}))
+    facts = fields.get("response_metadata")
+    if isinstance(facts, dict):
+        said = call.response.get("response_metadata", {})
+        fields["response_metadata"] = {**facts, **{name: said[name] for name in OWN_FACTS if name in said}}
+    kind: Any = _loaded(str(call.exact.get("class", ""))) or AIMessage
+    for each in (kind, AIMessage):
+        with suppress(Exception):  # a class that has changed since
+            return each.model_validate({**call.response, **fields})
+    return message
+
+
+def _shown(message: AIMessage) -> dict[str, Any]:
+    """What the record shows of an answer that has more in it than JSON can hold."""
+    try:
+        shown = _clean(message_dump(message, lambda value: type(value).__qualname__))
+        AIMessage.model_validate(shown)
+    except Exception:  # whatever a foreign object does when it is dumped
+        return AIMessage(without_surrogates(str(message.text)), id=message.id).model_dump(mode="json")
+    return shown
+
+
+def _clean(value: Any) -> Any:
+    """JSON without half characters and numbers that are none."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, dict):
+        return {_clean(name): _clean(item) for name, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_clean(item) for item in cast("list[Any]", value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_json(value: Any) -> bool:
+    """True if JSON gives it back as it is."""
+    kind = type(value)
+    if kind is str:
+        return value.isascii() or _is_text(value)
+    if kind is list:
+        return all(map(_is_json, value))
+    if kind is dict:
+        return _TYPE not in value and all(map(_is_key, value)) and all(map(_is_json, value.values()))
+    return value is None or kind is bool or kind is int or (kind is float and math.isfinite(value))
+
+
+def _is_key(value: Any) -> bool:
+    return type(value) is str and _is_json(value)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# trees
+
+
+def _packed(value: Any, place: str, lost: list[str]) -> Any:
+    """A value as a tree of JSON; places of what has no form are added to `lost`."""
+    try:
+        if _is_json(value):
+            return value
+        if type(value) is list:
+            return [_packed(item, f"{place}[{number}]", lost) for number, item in enumerate(value)]
+        if type(value) is dict and _TYPE not in value and all(map(_is_key, value)):
+            return {name: _packed(item, f"{place}.{name}", lost) for name, item in value.items()}
+        for name, is_one, form in _FORMS:
+            if is_one(value):
+                return {_TYPE: name, **form(value, place, lost)}
+        return {_TYPE: "packed", "value": _msgpack(value)}
+    except Exception:  # a foreign object, a circle, or too deep
+        lost.append(f"{place}: {type(value).__qualname__}")
+        return {_TYPE: "lost"}
+
+
+def _msgpack(value: Any) -> list[str]:
+    """As in a checkpoint; raises where it would come back as something else."""
+    kind, data = _serializer.dumps_typed(value)
+    loaded = _serializer.loads_typed((kind, data))
+    if type(loaded) is not type(value) or not bool(loaded == value):
+        raise _Gone
+    return [kind, base64.b64encode(data).decode("ascii")]
+
+
+def _items(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
+    return {"value": [_packed(item, f"{place}[{number}]", lost) for number, item in enumerate(value)]}
+
+
+def _pairs(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
+    pairs = value.items()
+    return {"value": [[_packed(key, place, lost), _packed(item, f"{place}.{key}", lost)] for key, item in pairs]}
+
+
+def _model(value: Any, place: str, lost: list[str]) -> dict[str, Any]:
+    fields = {**vars(value), **(value.__pydantic_extra__ or {})}
+    packed = {name: _packed(item, f"{place}.{name}", lost) for name, item in fields.items()}
+    return {"class": _name(type(value)), "set": sorted(value.model_fields_set), "value": packed}
+
+
+_FORMS: tuple[tuple[str, Callable[[Any], bool], Callable[[Any, str, list[str]], dict[str, Any]]], ...] = (
+    ("bytes", lambda v: type(v) is bytes, lambda v, *_: {"value": base64.b64encode(v).decode("ascii")}),
+    ("bytearray", lambda v: type(v) is bytearray, lambda v, *_: {"value": base64.b64encode(v).decode("ascii")}),
+    ("text", lambda v: type(v) is str, lambda v, *_: {"value": list(v.encode("utf-8", "surrogatepass"))}),
+    ("float", lambda v: type(v) is float, lambda v, *_: {"value": repr(v)}),
+    ("tuple", lambda v: type(v) is tuple, _items),
+    ("set", lambda v: type(v) is set, _items),
+    ("frozenset", lambda v: type(v) is frozenset, _items),
+    ("dict", lambda v: type(v) is dict, _pairs),
+    ("model", lambda v: isinstance(v, BaseModel), _model),
+    (
+        "enum",
+        lambda v: isinstance(v, Enum),
+        lambda v, place, lost: {"class": _name(type(v)), "name": v.name, "value": _packed(v.value, place, lost)},
+    ),
+)
+"""Name of a type in a tree, which values are of it, and the rest of their form."""
+
+
+def _unpacked(tree: Any) -> Any:
+    """The value of a tree. Raises `_Gone` for one that is not on record."""
+    if isinstance(tree, list):
+        return [_or_none(item) for item in cast("list[Any]", tree)]
+    if not isinstance(tree, dict):
+        return tree
+    named = cast("dict[str, Any]", tree)
+    if _TYPE not in named:
+        return _without_gone(named)
+    read = _READERS.get(named[_TYPE])
+    if read is None:
+        raise _Gone
+    return read(named)
+
+
+def _of_model(named: Mapping[str, Any]) -> Any:
+    fields, kind = _without_gone(named["value"]), _loaded(named["class"])
+    if kind is None or not issubclass(kind, BaseModel):
+        return fields
+    return kind.model_construct(_fields_set=set(named["set"]), **fields)
+
+
+def _of_enum(named: Mapping[str, Any]) -> Any:
+    kind = _loaded(named["class"])
+    return kind[named["name"]] if kind is not None and issubclass(kind, Enum) else _unpacked(named["value"])
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "bytes": lambda named: base64.b64decode(named["value"]),
+    "bytearray": lambda named: bytearray(base64.b64decode(named["value"])),
+    "text": lambda named: bytes(named["value"]).decode("utf-8", "surrogatepass"),
+    "float": lambda named: float(named["value"]),
+    "tuple": lambda named: tuple(map(_or_none, named["value"])),
+    "set": lambda named: set(map(_or_none, named["value"])),
+    "frozenset": lambda named: frozenset(map(_or_none, named["value"])),
+    "dict": lambda named: {_unpacked(key): _or_none(item) for key, item in named["value"]},
+    "model": _of_model,
+    "enum": _of_enum,
+    "packed": lambda named: _serializer.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
+}
+"""By the name of a type in a tree."""
+
+
+def _or_none(tree: Any) -> Any:
+    try:
+        return _unpacked(tree)
+    except _Gone:
+        return None
+
+
+def _without_gone(trees: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, tree in trees.items():
+        with suppress(_Gone):
+            found[name] = _unpacked(tree)
+    return found
+
+
+# classes
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _loaded(name: str) -> type[Any] | None:
+    """A class by the name that `_name` gave it, where its module is loaded."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return cast("type[Any]", found) if isinstance(found, type) and found.__qualname__ == path else None
+
+
+def _facts_of_validation(error: ValidationError) -> Iterator[tuple[str, Any]]:
+    errors = [
+        {name: found[name] for name in ("type", "loc", "input", "ctx") if name in found}
+        for found in cast("list[dict[str, Any]]", error.errors(include_url=False))
+    ]
+    errors = [{**found, "loc": list(found["loc"])} for found in errors]
+    if _is_json(errors):
+        yield "title", error.title
+        yield "errors", errors
+
+
+# errors
+
+
+def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
+    """True for what counts as a failure of a model: no cancellation, none of LangGraph's ways, nobody else's error."""
+    elsewhere = isinstance(error, HrmError) and not isinstance(error, ModelError)
+    return isinstance(error, Exception) and not elsewhere and not isinstance(error, GraphBubbleUp)
+
+
+def pack_error(error: Exception) -> RaisedError:
+    """What a model raised. Never raises."""
+    kinds = tuple(_name(kind) for kind in type(error).__mro__ if issubclass(kind, Exception))
+    arguments = error.args if all(map(_is_json, error.args)) else None
+    return RaisedError(kinds=kinds, message=_text(error), arguments=arguments, facts=dict(_facts(error)))
+
+
+def _text(error: Exception) -> str:
+    try:
+        return without_surrogates(str(error))
+    except Exception:
+        return ""
+
+
+def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
+    if isinstance(error, ValidationError):  # which has no constructor, and no attributes
+        yield from _facts_of_validation(error)
+        return
+    for name, value in vars(error).items():
+        if not name.startswith("_") and _is_json(value) and len(repr(value)) <= _MOST_OF_A_FACT:
+            yield name, value
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        yield "response", {"status_code": status}
+
+
+def raised(said: RaisedError, near: type) -> Exception:
+    """The error to raise again: of its own class where that is loaded, made without its constructor.
+
+    `near`: the model's class, beside which a class is looked for that was defined in a program's main file.
+    """
+    error = next((made for name in said.kinds if (made := _made(name, said, near)) is not None), None)
+    error = error or _stand_in(Exception, said)
+    with suppress(Exception):
+        error.__hrm_agent_on_record__ = True  # pyright: ignore[reportAttributeAccessIssue]
+    return error
+
+
+def is_on_record(error: BaseException) -> bool:
+    """True for an error that `raised` made."""
+    return getattr(error, "__hrm_agent_on_record__", False)
+
+
+def _error_class(name: str, near: type) -> type[Exception] | None:
+    path = name.partition(":")[2]
+    for each in (name, f"{near.__module__}:{path}"):
+        kind = _loaded(each)
+        if kind is not None and issubclass(kind, Exception):
+            return kind
+    return None
+
+
+def _made(name: str, said: RaisedError, near: type) -> Exception | None:
+    """An error of this class; None where it cannot be made."""
+    kind = _error_class(name, near)
+    if kind is None:
+        return None
+    with suppress(Exception):
+        if kind is ValidationError:
+            return ValidationError.from_exception_data(str(said.facts["title"]), said.facts["errors"])
+        error = _with_facts(kind.__new__(kind, *_arguments(said)), said)
+        return error if name == said.kinds[0] and _text(error) == said.message else _stand_in(kind, said)
+    return None
+
+
+def _stand_in(above: type[Exception], said: RaisedError) -> Exception:
+    """One that is called the same, says the same, and is caught as what is above it."""
+    body = {"__module__": said.kinds[0].partition(":")[0], "__str__": lambda _: said.message}
+    kind = type(said.name, (above,), body)
+    return _with_facts(kind.__new__(kind, *_arguments(said)), said)
+
+
+def _arguments(said: RaisedError) -> tuple[Any, ...]:
+    return said.arguments if said.arguments is not None else (said.message,)
+
+
+def _with_facts(error: Exception, said: RaisedError) -> Exception:
+    for name, value in said.facts.items():
+        with suppress(Exception):
+            setattr(error, name, _response(value) if name == "response" else value)
+    return error
+
+
+def _response(said: Any) -> Any:
+    """An HTTP answer of which the status is known."""
+    httpx: Any = sys.modules.get("httpx")
+    return said if httpx is None else httpx.Response(said["status_code"])
