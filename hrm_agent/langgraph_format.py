@@ -7,7 +7,7 @@ of them the installed one has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ import xxhash
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
+    from langgraph.cache.base import BaseCache
 
 __all__ = [
     "CHECKPOINTER",
@@ -42,6 +43,7 @@ __all__ = [
     "is_reserved",
     "namespace_around",
     "namespace_parts",
+    "substitute_caches",
     "task_id_of",
     "task_of_namespace",
     "triggered_nodes",
@@ -207,6 +209,25 @@ class _Nothing:
 
     def result(self) -> None:
         return None
+
+
+@cache
+def substitute_caches(substitute: Callable[[BaseCache[Any]], BaseCache[Any]]) -> None:
+    """Have every graph, also one inside of another, run with what `substitute` makes of its cache; once per process.
+
+    A graph inside of another has the cache that it was compiled with, and nothing in a config replaces that.
+    """
+    from langgraph.cache.base import BaseCache
+    from langgraph.pregel import Pregel
+
+    pregel: Any = Pregel
+    entry = pregel._defaults
+
+    def defaults(self: Any, *given: Any, **options: Any) -> tuple[Any, ...]:
+        found = entry(self, *given, **options)
+        return tuple(substitute(value) if isinstance(value, BaseCache) else value for value in found)
+
+    pregel._defaults = defaults
 
 
 def types_of_channels(channels: Mapping[str, Any]) -> set[tuple[str, ...]]:
