@@ -65,7 +65,7 @@ class StoredItem(NamedTuple):
     """Its name there."""
     value: dict[str, Any] | None
     """None: it was deleted."""
-    index: Literal[False] | list[str] | None
+    searched: Literal[False] | list[str] | None
     """What of it can be searched, as it was given to `put`."""
     updated_at: float
     """Unix time in seconds."""

@@ -39,7 +39,7 @@ class GraphRun:
     """One graph on one thread, from where it stands to its end."""
 
     graph: Graph
-    """The compiled graph, not yet bound to the store's checkpointer, with a LangGraph store that its nodes may ask for."""
+    """The compiled graph with its LangGraph store, not yet bound to the checkpointer of the run store."""
     config: RunnableConfig
     """LangGraph's config, which names the thread and the limit of steps."""
     context: Any

@@ -130,7 +130,7 @@ class RunMemory:
             for place, item in newest.items()
             if (there := held[place]) is None or there.updated_at.timestamp() < item.updated_at
         ]
-        await _abatch(store, [PutOp(item.namespace, item.key, item.value, item.index) for item in older])
+        await _abatch(store, [PutOp(item.namespace, item.key, item.value, item.searched) for item in older])
         for item in older:
             if item.value is not None:
                 put = store._data[item.namespace][item.key]  # pyright: ignore[reportPrivateUsage]
