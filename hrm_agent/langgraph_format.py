@@ -16,6 +16,7 @@ import xxhash
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.cache.base import BaseCache
+    from langgraph.checkpoint.base import BaseCheckpointSaver
 
 __all__ = [
     "CHECKPOINTER",
@@ -36,6 +37,7 @@ __all__ = [
     "TASK",
     "NamespacePart",
     "await_missing_checkpoints",
+    "checkpointer_of",
     "checkpoint_of_root",
     "collect_declared_types",
     "config_in_force",
@@ -174,6 +176,14 @@ def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
     from langgraph._internal._config import ensure_config  # pyright: ignore[reportPrivateUsage]
 
     return ensure_config(*configs)
+
+
+def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[Any] | None:
+    """The checkpointer that a run of a graph uses, which reads the types that its state declares; None if it has none.
+
+    `config`: what `config_in_force` returns.
+    """
+    return graph._resolve_checkpointer(config)  # pyright: ignore[reportPrivateUsage]
 
 
 def collect_declared_types() -> None:

@@ -105,6 +105,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     def serializer(self) -> StrictSerializer:
         return cast(StrictSerializer, self.serde)
 
+    @property
+    def url(self) -> str:
+        """Of the store that it writes to, without a password."""
+        return self._database.url
+
     # writing
 
     def put(

@@ -139,7 +139,7 @@ class ReplayRun:
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._memory = RunMemory(graph, None, alone=True)
         self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph)
-        self._line = lineage(self._saver, trajectory.thread_id)
+        self._line = lineage(self._saver, trajectory)
         self._states = RecordedStates(self._saver, self._line, self._places)
         self._given_context = context
         self._resumed = self._recorded_resumes()
