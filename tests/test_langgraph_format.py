@@ -51,8 +51,8 @@ def test_a_cache_inside_a_subgraph_is_replaced() -> None:
     own, given = InMemoryCache[Any](), InMemoryCache[Any]()
     ours.substitute_caches(lambda cache: given if cache is own else cache)
     inner = StateGraph(State).add_node("see", lambda _: {"seen": ["x"]}, cache_policy=CachePolicy())
-    around = StateGraph(State).add_node("inner", inner.add_edge(START, "see").compile(cache=own)).add_edge(START, "inner")
-    around.compile().invoke({})
+    cached = inner.add_edge(START, "see").compile(cache=own)
+    StateGraph(State).add_node("inner", cached).add_edge(START, "inner").compile().invoke({})
     held = [bool(vars(cache)["_cache"]) for cache in (own, given)]
     assert held == [False, True], "LangGraph takes a graph's cache from elsewhere than Pregel._defaults now"
 

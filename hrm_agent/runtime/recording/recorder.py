@@ -159,6 +159,8 @@ class Recorder:
             with may_block():
                 known_as = self._holder_of(found.checkpoint["id"], begun)
             if known_as is not None:
+                if whole and missing:  # an edit has written beside it since
+                    missing.append(found)
                 return OwnThread(saver, newest, missing[::-1], known_as)
             missing.append(found)
             if found.parent_config is None or not (whole or (begun and len(missing) < _MOST_AHEAD)):

@@ -45,7 +45,8 @@ def lineage(saver: StoreSaver, trajectory: Trajectory) -> list[CheckpointTuple]:
         line.append(found)
         config = found.parent_config
     if not line:
-        raise kept_elsewhere(trajectory) or RunError(f"Thread {thread_id!r} has no checkpoints.", "A run is replayed from them.")
+        none = RunError(f"Thread {thread_id!r} has no checkpoints.", "A run is replayed from them.")
+        raise kept_elsewhere(trajectory) or none
     return line[::-1]
 
 

@@ -159,7 +159,7 @@ async def test_a_store_on_a_database_is_refused_for_rollouts_alone(
             return {"messages": [("ai", "1")]}
 
         graph = StateGraph(MessagesState).add_node("count", count).add_edge(START, "count").compile(store=memories)
-        with pytest.raises(ConfigError, match="SqliteStore.*--share-memory"):
+        with pytest.raises(ConfigError, match=r"SqliteStore.*--share-memory"):
             await run_all(store, environment, rollouts(graph))
         assert not store.threads()
         await run_all(store, environment, [Episode(TASK, "alone", graph=graph)])
