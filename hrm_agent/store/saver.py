@@ -270,6 +270,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         Those of the step after it are left out. None: all that led to the thread's newest checkpoint, and the step
         after that one, which may have been cut short.
         """
+
         def read(cursor: Cursor) -> list[StoredItem]:
             query = "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns = '' AND "
             query += "task_id >= ? AND task_id < ? ORDER BY task_id"
