@@ -213,8 +213,9 @@ class EpisodeRunner:
             memory = RunMemory(graph, saver := self.store.checkpointer, alone=alone)
             if not lease.new:
                 await memory.restore(saver.memory(episode.thread_id), (self.store.owner, episode.thread_id))
-            graph = graph.copy(update={"store": memory.store})
-            graph_run = GraphRun(graph, self._config(episode), context, graph_input, record, answer_path=path)
+            graph_run = GraphRun(
+                graph, self._config(episode), context, graph_input, record, answer_path=path, memories=memory.store
+            )
             if say is not None:
                 record = await self._take_turn(graph_run, say)
                 graph_run = replace(graph_run, record=record)

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
+from langgraph.store.base import BaseStore
 from langgraph.types import Command, Interrupt
 
 from hrm_agent.errors import RunError
@@ -39,7 +40,7 @@ class GraphRun:
     """One graph on one thread, from where it stands to its end."""
 
     graph: Graph
-    """The compiled graph with its LangGraph store, not yet bound to the checkpointer of the run store."""
+    """The compiled graph, not yet bound to the store's checkpointer."""
     config: RunnableConfig
     """LangGraph's config, which names the thread and the limit of steps."""
     context: Any
@@ -50,6 +51,8 @@ class GraphRun:
     """The record of a thread that is resumed."""
     answers: bool = False
     """True where `graph_input` resumes a pending interrupt or breakpoint."""
+    memories: BaseStore | None = None
+    """The LangGraph store of the run."""
     answer_path: str = ""
     """Where in the final state the answer is; empty: the last message, or a field named as one."""
 
@@ -73,8 +76,9 @@ class GraphRun:
         return self.outcome(as_state(snapshot.values)) if over else ABORTED
 
     def _in(self, store: RunStore) -> Graph:
-        """The graph, over the checkpoints of the store."""
-        return self.graph.copy(update={"checkpointer": store.checkpointer.allowing(self.graph)})
+        """The graph, over the checkpoints of the store, and with a LangGraph store that its nodes may ask for."""
+        saver = store.checkpointer.allowing(self.graph)
+        return self.graph.copy(update={"checkpointer": saver, "store": self.memories})
 
     async def _not_read(self, graph: Graph) -> Sequence[Turn]:
         turns = self.record.turns if self.record is not None else ()
