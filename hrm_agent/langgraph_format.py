@@ -7,7 +7,7 @@ of them the installed one has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from langchain_core.runnables import RunnableConfig
+    from langgraph.cache.base import BaseCache
     from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointMetadata, CheckpointTuple
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "await_missing_checkpoints",
     "built_values",
     "checkpoint_of_root",
+    "checkpointer_of",
     "collect_declared_types",
     "config_in_force",
     "deltas_of",
@@ -57,6 +59,7 @@ __all__ = [
     "question_asked",
     "snapshot_of",
     "snapshot_value",
+    "substitute_caches",
     "task_id_of",
     "task_of_namespace",
     "triggered_nodes",
@@ -296,6 +299,14 @@ def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None]
     return frame.f_locals["value"], schema if adapter is None else adapter.json_schema()
 
 
+def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[Any] | None:
+    """The checkpointer that a run of a graph uses, which reads the types that its state declares; None if it has none.
+
+    `config`: what `config_in_force` returns.
+    """
+    return graph._resolve_checkpointer(config)  # pyright: ignore[reportPrivateUsage]
+
+
 def collect_declared_types() -> None:
     """Have LangGraph tell a checkpointer, from now on, which types the graphs that it is compiled into declare.
 
@@ -329,6 +340,25 @@ class _Nothing:
 
     def result(self) -> None:
         return None
+
+
+@cache
+def substitute_caches(substitute: Callable[[BaseCache[Any]], BaseCache[Any]]) -> None:
+    """Have every graph, also one inside of another, run with what `substitute` makes of its cache; once per process.
+
+    A graph inside of another has the cache that it was compiled with, and nothing in a config replaces that.
+    """
+    from langgraph.cache.base import BaseCache
+    from langgraph.pregel import Pregel
+
+    pregel: Any = Pregel
+    entry = pregel._defaults
+
+    def defaults(self: Any, *given: Any, **options: Any) -> tuple[Any, ...]:
+        found = entry(self, *given, **options)
+        return tuple(substitute(value) if isinstance(value, BaseCache) else value for value in found)
+
+    pregel._defaults = defaults
 
 
 def types_of_channels(channels: Mapping[str, Any]) -> set[tuple[str, ...]]:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Command, Send, interrupt
+from langgraph.types import CachePolicy, Command, Send, interrupt
 
 from hrm_agent import langgraph_format as ours
 
@@ -50,6 +51,16 @@ def test_constants(name: str, theirs: str) -> None:
     found = getattr(import_module(module), theirs, None)
     assert found is not None, f"LangGraph has no {theirs} in {module} any more: what is {getattr(ours, name)!r} now?"
     assert getattr(ours, name) == found, f"LangGraph writes {found!r} for {theirs} now: read both, and write theirs"
+
+
+def test_a_cache_inside_a_subgraph_is_replaced() -> None:
+    own, given = InMemoryCache[Any](), InMemoryCache[Any]()
+    ours.substitute_caches(lambda cache: given if cache is own else cache)
+    inner = StateGraph(State).add_node("see", lambda _: {"seen": ["x"]}, cache_policy=CachePolicy())
+    cached = inner.add_edge(START, "see").compile(cache=own)
+    StateGraph(State).add_node("inner", cached).add_edge(START, "inner").compile().invoke({})
+    held = [bool(vars(cache)["_cache"]) for cache in (own, given)]
+    assert held == [False, True], "LangGraph takes a graph's cache from elsewhere than Pregel._defaults now"
 
 
 def test_ends_of_a_graph() -> None:

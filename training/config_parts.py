@@ -73,6 +73,9 @@ class RolloutPart(ConfigPart):
     durability: Durability = "calls"
     """What is committed when: calls, each model call as it ends, steps and python calls with the next commit or some
     milliseconds later; steps, each step and call before the next one begins."""
+    share_memory: bool = False
+    """Rollouts share the caches and the LangGraph stores that the graph holds; otherwise each has its own: empty
+    caches, and a copy of a store in memory."""
     versions_behind: int = Field(default=0, ge=0)
     """Most versions between the weights that sample and those that learn: while these change, the rollouts of so many
     coming steps are under way. Above 0 with `correction` (token is usual) or old_logprobs engine; 0: none are."""

@@ -99,11 +99,15 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings,
     durability: Durability = "calls"
     """What is committed when: calls, each model call as it ends, steps and python calls with the next commit or some
     milliseconds later; steps, each step and call before the next one begins."""
+    share_memory: bool = False
+    """Rollouts share the caches and the LangGraph stores that the graph holds; otherwise each has its own: empty
+    caches, and a copy of a store in memory."""
     seed: int = 0
     """Decides which tasks are drawn, and is the base of the seeds of all model calls."""
 
     def runner_options(self) -> RunnerOptions:
-        return {**super().runner_options(), "repeats_errors": True, "durability": self.durability}
+        own: RunnerOptions = {"repeats_errors": True, "durability": self.durability, "share_memory": self.share_memory}
+        return {**super().runner_options(), **own}
 
 
 class SftConfig(CheckpointSettings):
@@ -361,7 +365,8 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
         own: RunnerOptions = {"stand_in": True, "constrain": False, "repeats_errors": True}
-        return {**super().runner_options(), **own, "durability": self.rollout.durability}
+        own |= {"durability": self.rollout.durability, "share_memory": self.rollout.share_memory}
+        return {**super().runner_options(), **own}
 
     @property
     def processes(self) -> int:

@@ -52,6 +52,7 @@ from hrm_agent.runtime.execution.conversation import (
 from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
 from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph, refuse_other_roles
+from hrm_agent.runtime.execution.memories import RunMemory, refuse_shared_store
 from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.failures import is_repeated, may_follow_from_answers, run_failed
@@ -115,6 +116,9 @@ class EpisodeRunner:
     durability: Durability = "steps"
     """What is committed when: `steps`, each of the graph's steps and calls as it ends; `calls`, each model call, and
     the steps and `python` calls with what is committed next, or some milliseconds later."""
+    share_memory: bool = False
+    """Episodes of groups share the caches and the LangGraph stores of their graph, as other episodes do. Otherwise each
+    has its own, and a graph with a store that cannot be copied for each raises `ConfigError` in a run of groups."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a fork's origin."""
     on_end: OnEnd | None = None
@@ -193,6 +197,9 @@ class EpisodeRunner:
         path = str(episode.task.metadata.get(ANSWER_PATH, ""))
         check_answer_path(graph, path)
         context = run_context(graph, episode.context, episode.graph_name)
+        alone = bool(episode.group_id) and not self.share_memory
+        if alone and episode.run_id:
+            refuse_shared_store(graph, episode.graph_name)
         graph_input = first_input(graph, episode.task, episode.thread_id)
         asks_nothing = answer is NO_ANSWER and say is None
         if asks_nothing and self.store.journal.is_over(episode.trajectory_id):
@@ -203,7 +210,12 @@ class EpisodeRunner:
             record = None if lease.new else self.store.journal.find_trajectory(episode.trajectory_id)
             if asks_nothing and _is_over(record):  # another process has run it before the lease was ours
                 return record
-            graph_run = GraphRun(graph, self._config(episode), context, graph_input, record, answer_path=path)
+            memory = RunMemory(graph, saver := self.store.checkpointer, alone=alone)
+            if not lease.new:
+                await memory.restore(saver.memory(episode.thread_id), (self.store.owner, episode.thread_id))
+            graph_run = GraphRun(
+                graph, self._config(episode), context, graph_input, record, answer_path=path, memories=memory.store
+            )
             if say is not None:
                 record = await self._take_turn(graph_run, say)
                 graph_run = replace(graph_run, record=record)
@@ -213,7 +225,8 @@ class EpisodeRunner:
                 graph_run = await graph_run.answering(self.store, answer)
                 record = self._reopen(record)
             begun = record or self.begin(episode)
-            over = await self._to_end(graph_run, begun, episode, lease, callbacks)
+            with memory.in_force():
+                over = await self._to_end(graph_run, begun, episode, lease, callbacks)
         if self.on_end is not None:
             self.on_end(over)
         return over

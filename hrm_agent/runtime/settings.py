@@ -47,6 +47,8 @@ class RunnerOptions(TypedDict, total=False):
     """A step that raises is taken once more, to learn whether that follows from the policy's answers."""
     durability: Durability
     """What is committed when."""
+    share_memory: bool
+    """Rollouts share the caches and the LangGraph stores of their graph."""
 
 
 _SECRET = re.compile(

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, CheckpointTuple, PendingWrite
 
-__all__ = ["ROW", "CheckpointOutline", "CheckpointRow", "StoreSnapshot", "conditions", "matches"]
+__all__ = ["MEMORY", "ROW", "CheckpointOutline", "CheckpointRow", "StoreSnapshot", "conditions", "matches"]
 
 ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
+MEMORY = "__memory__"
+"""Stands before the id of a task in writes that are none of its channels: what it put into a LangGraph store."""
 _FEW = 300
 """Checkpoints whose writes are asked for one by one; of more, all writes of their threads are read."""
 _NOTHING = [NULL, b""]
@@ -130,7 +132,7 @@ class StoreSnapshot:
         asked_for = {row[1:4] for row in rows}
         for *place, task_id, slot, task_path, data in found:
             here = cast("tuple[str, str, str]", tuple(place))
-            if here not in asked_for:
+            if here not in asked_for or task_id.startswith(MEMORY):
                 continue
             for index, channel, reference in ormsgpack.unpackb(self._cipher.open(data, *here, task_id, str(slot))):
                 shown = reference if wanted(channel) else _NOTHING

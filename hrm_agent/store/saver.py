@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
@@ -24,6 +24,7 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
 )
+from langgraph.checkpoint.base.id import uuid6
 from langgraph.pregel import Pregel
 
 from hrm_agent.bounded import remember
@@ -39,7 +40,7 @@ from hrm_agent.store.checkpoint_codec import (
     refusing,
     slots_of,
 )
-from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot, conditions, matches
+from hrm_agent.store.checkpoint_reader import MEMORY, ROW, CheckpointRow, StoreSnapshot, conditions, matches
 from hrm_agent.store.content_addressed import ValueWriter
 from hrm_agent.store.cursors import Cursor, answered
 from hrm_agent.store.database import Database
@@ -47,12 +48,34 @@ from hrm_agent.store.futures import FinishedFuture, committed
 from hrm_agent.store.manifests import Channels, CheckpointKey
 from hrm_agent.store.newest import refuse_set_back_clock, refuse_stranger
 from hrm_agent.store.serializer import StrictSerializer, declared_types
-from hrm_agent.store.threads import copy_rows, delete_runs_checkpoints, delete_threads, keep_newest, touch_thread
+from hrm_agent.store.threads import (
+    copy_rows,
+    delete_runs_checkpoints,
+    delete_threads,
+    keep_newest,
+    lineage,
+    touch_thread,
+)
 
-__all__ = ["StoreSaver"]
+__all__ = ["StoreSaver", "StoredItem"]
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+class StoredItem(NamedTuple):
+    """What a step put into a LangGraph store, as it goes on record."""
+
+    namespace: tuple[str, ...]
+    """Where it lies."""
+    key: str
+    """Its name there."""
+    value: dict[str, Any] | None
+    """None: it was deleted."""
+    searched: Literal[False] | list[str] | None
+    """What of it can be searched, as it was given to `put`."""
+    updated_at: float
+    """Unix time in seconds."""
 
 
 class StoreSaver(BaseCheckpointSaver[Any]):
@@ -88,6 +111,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     @property
     def serializer(self) -> StrictSerializer:
         return cast(StrictSerializer, self.serde)
+
+    @property
+    def url(self) -> str:
+        """Of the store that it writes to, without a password."""
+        return self._database.url
 
     # writing
 
@@ -233,6 +261,46 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             stored = cursor.execute(f"SELECT data FROM writes WHERE {where}", key).fetchone()[0]
             merged = merged_writes(cipher.open(stored, *place), given)
             cursor.execute(f"UPDATE writes SET data = ? WHERE {where}", (cipher.seal(merged, *place), *key))
+
+    def put_memory(self, thread_id: str, checkpoint_id: str, items: Sequence[StoredItem]) -> None:
+        """Record what the step after a checkpoint of the outermost graph puts into a LangGraph store.
+
+        It is committed with the step's checkpoint, or before. Raises `StoreError` for what could not be read back.
+        """
+        config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_id": checkpoint_id}}
+        plain = [[list(item.namespace), *item[1:]] for item in items]
+        self.put_writes(config, [(MEMORY, plain)], f"{MEMORY}{uuid6()}")
+
+    def memory(self, thread_id: str, checkpoint_id: str | None = None) -> list[StoredItem]:
+        """What the steps that led to a checkpoint have put into a LangGraph store, in the order of time.
+
+        Those of the step after it are left out. None: all that led to the thread's newest checkpoint, and the step
+        after that one, which may have been cut short.
+        """
+
+        def read(cursor: Cursor) -> list[StoredItem]:
+            query = "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns = '' AND "
+            query += "task_id >= ? AND task_id < ? ORDER BY task_id"
+            rows = cursor.execute(query, (thread_id, MEMORY, f"{MEMORY}~")).fetchall()
+            if not rows:
+                return []
+            query = "SELECT max(id) FROM checkpoints WHERE thread_id = ? AND ns = ''"
+            end = checkpoint_id or str(cursor.execute(query, (thread_id,)).fetchone()[0])
+            line = set(lineage(cursor, thread_id, end)) - {checkpoint_id}
+            reader = self.blobs.reader(cursor, self.serializer, shared=False)
+            opened = [
+                reference
+                for step, task_id, slot, data in rows
+                if step in line
+                for _, _, reference in ormsgpack.unpackb(
+                    self.blobs.cipher.open(data, thread_id, "", step, task_id, str(slot))
+                )
+            ]
+            reader.load(opened)
+            found = [item for reference in opened for item in cast("list[list[Any]]", reader.value(reference))]
+            return [StoredItem(tuple(namespace), *rest) for namespace, *rest in found]
+
+        return self._database.read_once(read)
 
     def adopt(self, found: CheckpointTuple, task_paths: Mapping[str, str]) -> None:
         """Store a checkpoint of another saver with its pending writes, on whichever branch of its thread it lies."""

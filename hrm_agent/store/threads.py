@@ -12,6 +12,7 @@ import ormsgpack
 
 from hrm_agent.errors import StoreError
 from hrm_agent.langgraph_format import deltas_of
+from hrm_agent.store.checkpoint_reader import MEMORY
 from hrm_agent.store.cipher import Cipher
 from hrm_agent.store.cursors import Cursor, answered
 from hrm_agent.store.database import Database
@@ -155,10 +156,27 @@ def keep_newest(cursor: Cursor, cipher: Cipher, thread_ids: Sequence[str]) -> No
     for thread_id in thread_ids:
         query = "SELECT ns, max(id) FROM checkpoints WHERE thread_id = ? GROUP BY ns"
         newest = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()}
+        _move_memory(cursor, cipher, thread_id, dict(newest))
         kept = _with_sources(cursor, cipher, thread_id, newest)
         query = "SELECT ns, id FROM checkpoints WHERE thread_id = ?"
         found = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()}
         _delete_checkpoints(cursor, thread_id, found - kept)
+
+
+def _move_memory(cursor: Cursor, cipher: Cipher, thread_id: str, newest: dict[str, str]) -> None:
+    """Keep with the newest checkpoint what the steps that led there put into a LangGraph store."""
+    query = "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns = '' AND "
+    query += "task_id >= ? AND task_id < ?"
+    rows = cursor.execute(query, (thread_id, MEMORY, f"{MEMORY}~")).fetchall()
+    line = set(lineage(cursor, thread_id, newest[""])) if rows else set[str]()
+    for step, task_id, slot, data in rows:
+        if step in line:
+            moved = _moved(
+                cipher, data, (thread_id, "", step, task_id, str(slot)), (thread_id, "", newest[""], task_id, str(slot))
+            )
+            query = "UPDATE writes SET checkpoint_id = ?, data = ? WHERE thread_id = ? AND ns = '' AND "
+            query += "checkpoint_id = ? AND task_id = ? AND slot = ?"
+            cursor.execute(query, (newest[""], moved, thread_id, step, task_id, slot))
 
 
 def delete_runs_checkpoints(cursor: Cursor, cipher: Cipher, run_ids: Sequence[str]) -> None:

@@ -136,6 +136,7 @@ CORRUPTIONS: list[tuple[str, str, Corruption]] = [
         "failed without an error",
         lambda: make_trajectory(status=RunStatus.FAILED, stop_reason=StopReason.ERROR),
     ),
+    ("rollout-asks", "no call", lambda: make_trajectory(calls=(), tool_calls=(), run_id="run", group_id="run/0")),
     ("times", "a call that ends before it starts", lambda: with_call(0, ended_at=99.5, queue_seconds=0.0)),
     ("times", "waits longer than it lasts", lambda: with_call(0, queue_seconds=60.0)),
     ("times", "ended without an end", lambda: make_trajectory(ended_at=None)),
@@ -166,7 +167,7 @@ def test_a_way_into_a_cycle_is_not_on_it() -> None:
 
 def test_nothing_is_found_in_a_sound_trajectory() -> None:
     assert lint(make_trajectory()) == []
-    assert lint(make_trajectory(calls=(), tool_calls=())) == []
+    assert lint(make_trajectory(calls=(), tool_calls=(), group_id="")) == []
 
 
 def test_a_finding_says_where() -> None:

@@ -21,7 +21,8 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, run_f
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import RunError, nearest
 from hrm_agent.runtime.episode import NO_ANSWER
-from hrm_agent.runtime.execution.conversation import CHECKPOINTER, RECORDED
+from hrm_agent.runtime.execution.conversation import RECORDED, kept_elsewhere
+from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["run", "value_of"]
@@ -143,7 +144,7 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
         trajectory = store.journal.trajectory(thread)
         kept = kept_options(store, trajectory.thread_id) is not None
         values = known_config(store, trajectory)
-        recorded = _is_recorded(trajectory)
+        recorded = _is_recorded(store, trajectory)
     if not kept and not trajectory.run_id and not recorded:
         raise RunError(
             f"The options of thread {thread!r} are not recorded: hrm-agent did not make it.",
@@ -162,17 +163,12 @@ def _with_graph(config: Config, arguments: Namespace) -> Config:
     return config.model_copy(update={"graph": arguments.graph}) if arguments.graph is not None else config
 
 
-def _is_recorded(trajectory: Trajectory) -> bool:
-    """Whether a program made the thread, with the store's checkpoints. Raises `RunError` where it has its own."""
-    if trajectory.task.family != RECORDED:
-        return False
-    if (own := trajectory.task.metadata.get(CHECKPOINTER)) is not None:
-        raise RunError(
-            f"Thread {trajectory.thread_id!r} was recorded from a program that keeps its checkpoints itself, in "
-            f"{own}: the record has its calls, and nothing to go on from.",
-            "Let the program go on with it.",
-        )
-    return True
+def _is_recorded(store: RunStore, trajectory: Trajectory) -> bool:
+    """Whether a program made the thread. Raises `RunError` where the record has none of its checkpoints."""
+    told = kept_elsewhere(trajectory)
+    if told is not None and trajectory.thread_id not in store.threads_with_checkpoints():
+        raise told
+    return trajectory.task.family == RECORDED
 
 
 def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[str]) -> int:

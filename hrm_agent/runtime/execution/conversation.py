@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
-from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.langgraph_format import ROOT, START
 from hrm_agent.models import invalid_tool_calls
 from hrm_agent.runtime.execution.typed_input import typed_input
@@ -53,6 +53,7 @@ __all__ = [
     "close_tool_calls",
     "fields_of",
     "first_input",
+    "kept_elsewhere",
     "last_answer",
     "reopened",
     "takes_turns",
@@ -73,7 +74,7 @@ ANSWER_PATH = "answer_path"
 RECORDED = "recorded"
 """Family of the tasks that a program set, and not a command."""
 CHECKPOINTER = "checkpointer"
-"""Key in their metadata: whose checkpoints the thread has; absent where they are the store's."""
+"""Key in their metadata: the checkpointer of the program's own that has the thread; absent where the store has it."""
 ABORTED = TurnEnd(status=RunStatus.ABORTED, stop_reason=StopReason.ABORTED)
 _SAID = {"user": HumanMessage, "assistant": AIMessage}
 TEXT_INPUTS = ("problem", "question", "task", "input")
@@ -173,6 +174,22 @@ def close_tool_calls(journal: Journal, record: Trajectory) -> None:
         if call.status is None:
             ended = {"status": ToolStatus.INFRASTRUCTURE, "content": _CUT_SHORT}
             journal.write_tool_call(call.model_copy(update=ended))
+
+
+def kept_elsewhere(record: Trajectory | None) -> RunError | None:
+    """The error for a thread without a checkpoint on record, where its program kept them in a checkpointer of its own.
+
+    None where it has none.
+    """
+    own = record.task.metadata.get(CHECKPOINTER) if record is not None else None
+    if record is None or own is None:
+        return None
+    return RunError(
+        f"No checkpoint of thread {record.thread_id!r} is on record, only its calls: its program keeps them in a "
+        f"checkpointer of its own, {own}, and an earlier version of hrm-agent recorded it, or the states could not be "
+        "stored, which the program's log tells.",
+        "Let the program go on with it: recorded with this version, its threads can be resumed, replayed and forked.",
+    )
 
 
 async def turns_not_read(

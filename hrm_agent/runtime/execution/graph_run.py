@@ -11,7 +11,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
-from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Interrupt
 
 from hrm_agent.errors import RunError
@@ -22,7 +21,7 @@ from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks", "as_state", "memories_of"]
+__all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks", "as_state"]
 
 OnUpdate = Callable[[tuple[str, ...], dict[str, Any]], None]
 """Called with each node's update as it happens: the names of the enclosing subgraphs' nodes, and `{node: update}`."""
@@ -52,6 +51,8 @@ class GraphRun:
     """The record of a thread that is resumed."""
     answers: bool = False
     """True where `graph_input` resumes a pending interrupt or breakpoint."""
+    memories: BaseStore | None = None
+    """The LangGraph store of the run."""
     answer_path: str = ""
     """Where in the final state the answer is; empty: the last message, or a field named as one."""
 
@@ -77,7 +78,7 @@ class GraphRun:
     def _in(self, store: RunStore) -> Graph:
         """The graph, over the checkpoints of the store, and with a LangGraph store that its nodes may ask for."""
         saver = store.checkpointer.allowing(self.graph)
-        return self.graph.copy(update={"checkpointer": saver, "store": memories_of(self.graph)})
+        return self.graph.copy(update={"checkpointer": saver, "store": self.memories})
 
     async def _not_read(self, graph: Graph) -> Sequence[Turn]:
         turns = self.record.turns if self.record is not None else ()
@@ -146,15 +147,6 @@ class GraphRun:
         if said is not None:
             return said
         return next((str(output[name]) for name in _OUTPUTS if output.get(name) is not None), None)
-
-
-def memories_of(graph: Graph) -> BaseStore:
-    """The LangGraph store of a graph. One that has none is given an empty one for the run, in memory.
-
-    LangGraph's platform gives a store to every graph, so agents are written without one. What a run keeps there is seen
-    by no other run: rollouts of one prompt are independent.
-    """
-    return InMemoryStore() if graph.store is None else graph.store
 
 
 def as_state(values: Any) -> Mapping[str, Any]:

@@ -8,20 +8,27 @@ record says so at its end, where it can be written again by then.
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+)
 
 from hrm_agent.errors import StoreError, UnstorableError
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.store.saver import StoreSaver
 from hrm_agent.trajectory import Call, Journal, MemoryJournal, Recording
 
-__all__ = ["Losses", "Observation", "ObservedThread"]
+__all__ = ["Losses", "MirroredSaver", "Observation", "ObservedThread"]
 
 
 class Losses:
@@ -92,7 +99,7 @@ class _ForgivingJournal:
 
 
 class ObservedThread(StoreSaver):
-    """The store's checkpointer for one invocation of a graph that has none: all on one thread.
+    """The store's checkpointer for one invocation of a program's graph: all on one thread.
 
     What the program names its thread stays as it is. Without a checkpointer LangGraph begins each invocation afresh, so
     a thread that is invoked again is another one here.
@@ -115,6 +122,14 @@ class ObservedThread(StoreSaver):
 
     def _is_lost(self) -> bool:
         return bool(self._lost) or self._on_loss.store_is_away
+
+    def _choose(self, thread_id: str, checkpoint_id: str) -> None:
+        super()._choose(self._thread_id, checkpoint_id)
+
+    def choose(self, config: RunnableConfig) -> None:
+        """Let what is put next follow the checkpoint that `config` names, whichever is the newest here."""
+        if checkpoint_id := config.get("configurable", {}).get("checkpoint_id"):
+            self._choose(self._thread_id, str(checkpoint_id))
 
     def _lose(self, error: Exception) -> None:
         if not self._lost:
@@ -191,6 +206,72 @@ class ObservedThread(StoreSaver):
                 return None if self._is_lost() else super().get_tuple(self._here(config))
         except Exception as error:
             return self._lose(error)
+
+
+class MirroredSaver(BaseCheckpointSaver[Any]):
+    """A program's own checkpointer. What is put into it goes on record, too; all else is its own.
+
+    The program's comes first: what it refuses is not on record either.
+    """
+
+    def __init__(self, own: BaseCheckpointSaver[Any], thread: ObservedThread) -> None:
+        self._own, self._thread = own, thread
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _MIRRORED or name.startswith("__"):
+            return super().__getattribute__(name)
+        return getattr(super().__getattribute__("_own"), name)
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> MirroredSaver:
+        return MirroredSaver(self._own.with_allowlist(extra_allowlist), self._thread)
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        kept = self._own.put(config, checkpoint, metadata, new_versions)
+        self._thread.choose(config)
+        self._thread.put(config, checkpoint, metadata, new_versions)
+        return kept
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        kept = await self._own.aput(config, checkpoint, metadata, new_versions)
+        self._thread.choose(config)
+        await self._thread.aput(config, checkpoint, metadata, new_versions)
+        return kept
+
+    @property
+    def put_writes(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """With the parameters of the program's own: LangGraph gives the path of a task to those that take it."""
+
+        @functools.wraps(self._own.put_writes)
+        def put_writes(*given: Any, **named: Any) -> None:
+            self._own.put_writes(*given, **named)
+            self._thread.put_writes(*given, **named)
+
+        return put_writes
+
+    @property
+    def aput_writes(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+
+        @functools.wraps(self._own.aput_writes)
+        async def aput_writes(*given: Any, **named: Any) -> None:
+            await self._own.aput_writes(*given, **named)
+            await self._thread.aput_writes(*given, **named)
+
+        return aput_writes
+
+
+_MIRRORED = {"_own", "_thread", "with_allowlist", "put", "aput", "put_writes", "aput_writes"}
 
 
 def _config_of(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:

@@ -1,10 +1,9 @@
 """The store that a program is recorded into, and the invocations that are under way.
 
-A graph without a checkpointer is given the store's for the run: its checkpoints are on record, and it can be replayed
-and forked. Since LangGraph begins each of its invocations afresh, each is a trajectory of its own. A graph with a
-checkpointer keeps it: the store has the calls and the trajectory, the checkpoints are where the program has put them,
-and each further invocation of a thread is a turn of its trajectory. So a program does the same with a record as
-without.
+A graph without a checkpointer is given the store's for the run. Since LangGraph begins each of its invocations afresh,
+each is a trajectory of its own. A graph with a checkpointer keeps it, and reads from nothing else; what it puts there
+is on record, too (`OwnThread`), and each further invocation of a thread is a turn of its trajectory. So a program does
+the same with a record as without, and what is on record can be resumed, replayed and forked.
 """
 
 from __future__ import annotations
@@ -15,16 +14,18 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
 from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import CHECKPOINTER as SAVER
-from hrm_agent.langgraph_format import TASK, config_in_force
+from hrm_agent.langgraph_format import TASK, checkpointer_of, config_in_force
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.runtime.execution.conversation import (
     ABORTED,
@@ -38,8 +39,8 @@ from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.input_prompt import Asked, asked_by, is_resumption
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.runtime.recording.invocation import Invocation
-from hrm_agent.runtime.recording.observation import Losses, ObservedThread
-from hrm_agent.store import RunStore, open_store
+from hrm_agent.runtime.recording.observation import Losses, MirroredSaver, ObservedThread
+from hrm_agent.store import RunStore, StoreSaver, open_store
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.trajectory import (
     TASK_INPUTS,
@@ -56,7 +57,22 @@ __all__ = ["Recorder"]
 Graph = Pregel[Any, Any, Any, Any]
 _MOST_OF_AN_INPUT = 1 << 16
 """Characters of JSON. The header of a trajectory is read for each list of runs; the checkpoint has it all."""
+_MOST_AHEAD = 100
+"""Checkpoints that a thread may have got without a record since the newest one on record; with more it is another."""
 _log = logging.getLogger("hrm_agent.record")
+
+
+class OwnThread(NamedTuple):
+    """Where a thread stands in a program's own checkpointer before it is invoked, and what of that is on record."""
+
+    saver: BaseCheckpointSaver[Any]
+    """The program's checkpointer."""
+    newest: CheckpointTuple | None
+    """The checkpoint that the invocation begins at; None for a new thread."""
+    missing: Sequence[CheckpointTuple]
+    """Those that are not on record, of what led there since the newest one on record; the oldest first."""
+    known_as: str | None
+    """The thread on record that has the ones before; None: none has."""
 
 
 class Recorder:
@@ -90,14 +106,94 @@ class Recorder:
                 self._store = open_store(self.where, **self._options)
             return self._store
 
-    def begin(self, graph: Graph, given: Any, config: RunnableConfig | None) -> Invocation | None:
+    # a checkpointer of the program's own
+
+    def find_own(self, graph: Graph, config: RunnableConfig | None) -> OwnThread | None:
+        """Where the thread stands in the graph's own checkpointer; None where it has none, or none that can be read."""
+        try:
+            saver, look = self._look(graph, config)
+            found = None
+            while saver is not None and look is not None:
+                found = saver.get_tuple(look.send(found))
+        except StopIteration as ended:
+            return ended.value
+        except Exception as error:  # of a checkpointer that is not ours
+            return self.lose(error)
+        return None
+
+    async def find_own_async(self, graph: Graph, config: RunnableConfig | None) -> OwnThread | None:
+        """The same for a graph that is invoked in an event loop."""
+        try:
+            saver, look = self._look(graph, config)
+            found = None
+            while saver is not None and look is not None:
+                found = await saver.aget_tuple(look.send(found))
+        except StopIteration as ended:
+            return ended.value
+        except Exception as error:
+            return self.lose(error)
+        return None
+
+    def _look(self, graph: Graph, config: RunnableConfig | None) -> tuple[Any, Any]:
+        named: dict[str, Any] = (config or {}).get("configurable", {})
+        if TASK in named or not (named.get(SAVER) or graph.checkpointer):
+            return None, None
+        merged = config_in_force(graph.config, config)
+        named = merged.get("configurable", {})
+        saver = checkpointer_of(graph, merged) if TASK not in named and named.get("thread_id") else None
+        if saver is None or (isinstance(saver, StoreSaver) and saver.url == self.store.url):
+            return None, None
+        return saver, self._find(saver, graph, named)
+
+    def _find(
+        self, saver: BaseCheckpointSaver[Any], graph: Graph, named: dict[str, Any]
+    ) -> Generator[RunnableConfig, CheckpointTuple | None, OwnThread]:
+        """Asks for checkpoints by their configs, and is sent what the program's checkpointer has there."""
+        kept = {name: named[name] for name in ("thread_id", "checkpoint_ns", "checkpoint_id") if named.get(name)}
+        found = newest = yield {"configurable": kept}
+        with may_block():
+            begun = self._with_checkpoints(str(named["thread_id"]))
+        whole = any(type(channel).__name__ == "DeltaChannel" for channel in graph.channels.values())
+        missing = list[CheckpointTuple]()
+        while found is not None:
+            with may_block():
+                known_as = self._holder_of(found.checkpoint["id"], begun)
+            if known_as is not None:
+                if whole and missing:  # an edit has written beside it since
+                    missing.append(found)
+                return OwnThread(saver, newest, missing[::-1], known_as)
+            missing.append(found)
+            if found.parent_config is None or not (whole or (begun and len(missing) < _MOST_AHEAD)):
+                break
+            found = yield found.parent_config
+        since = missing[::-1] if whole else missing[:1]
+        return OwnThread(saver, newest, since, None)
+
+    def _with_checkpoints(self, thread: str) -> list[str]:
+        """Threads on record that the program may have called `thread`, and that have checkpoints."""
+        escaped = thread.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        query = "SELECT id FROM threads t WHERE (id = ? OR id LIKE ? ESCAPE ?) AND EXISTS "
+        query += "(SELECT 1 FROM checkpoints c WHERE c.thread_id = t.id AND c.ns = ?)"
+        with self.store.database.read() as cursor:
+            rows = cursor.execute(query, (thread, f"{escaped}#%", "\\", "")).fetchall()
+        return [str(name) for (name,) in rows]
+
+    def _holder_of(self, checkpoint_id: str, threads: Sequence[str]) -> str | None:
+        query = "SELECT 1 FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
+        with self.store.database.read() as cursor:
+            held = (name for name in threads if cursor.execute(query, (name, "", checkpoint_id)).fetchone())
+            return next(held, None)
+
+    def begin(
+        self, graph: Graph, given: Any, config: RunnableConfig | None, own: OwnThread | None = None
+    ) -> Invocation | None:
         """Record that `graph` is invoked; None for what is no root graph's run, or cannot be recorded."""
         try:
             merged = config_in_force(graph.config, config)
             if TASK in merged.get("configurable", {}):
                 return None
             with may_block():
-                invocation = self._begin(graph, given, config, merged)
+                invocation = self._begin(graph, given, config, merged, own)
         except Exception as error:  # the program goes on, whatever the store says
             self.lose(error)
             return None
@@ -105,34 +201,59 @@ class Recorder:
             self._under_way.add(invocation)
         return invocation
 
-    def _begin(self, graph: Graph, given: Any, config: RunnableConfig | None, merged: RunnableConfig) -> Invocation:
+    def _begin(
+        self,
+        graph: Graph,
+        given: Any,
+        config: RunnableConfig | None,
+        merged: RunnableConfig,
+        own: OwnThread | None,
+    ) -> Invocation:
         named: dict[str, Any] = merged.get("configurable", {})
         thread = str(named.get("thread_id") or "") or time.strftime("recorded-%Y%m%d-%H%M%S-") + secrets.token_hex(4)
         saver = named.get(SAVER, graph.checkpointer)
         losses = Losses(self.lose)
         with ExitStack() as stack:
-            record = self._record(graph, given, thread, saver, stack)
+            record = self._record(graph, given, thread, saver, own, stack)
             in_config: RunnableConfig = config or {}
-            if saver is None:
-                own = {SAVER: self._checkpointer(graph, record.thread_id, losses), "thread_id": thread}
-                in_config = {**in_config, "configurable": {**named, **own}}
+            kept = self._checkpointer(graph, record.thread_id, losses) if saver is None or own is not None else None
+            if kept is not None:
+                used = kept if own is None else self._mirrored(own, kept, record.thread_id)
+                in_config = {**in_config, "configurable": {**named, SAVER: used, "thread_id": thread}}
             self.store.journal.write_trajectory(record)
             return Invocation(graph, in_config, self.store, record, stack.pop_all(), losses, self._ended)
 
     def _checkpointer(self, graph: Graph, thread: str, losses: Losses) -> ObservedThread:
         return ObservedThread.of(self.store.checkpointer.allowing(graph), thread, losses)
 
+    def _mirrored(self, own: OwnThread, kept: ObservedThread, thread: str) -> MirroredSaver:
+        """Puts what of the thread is not on record there first; of one that began before its record, the newest."""
+        missing = own.missing
+        if thread != own.known_as:
+            missing = own.missing or [found for found in (own.newest,) if found is not None]
+            missing = [found._replace(parent_config=None) for found in missing[:1]] + [*missing[1:]]
+        for found in missing:
+            kept.adopt(found, {})
+        return MirroredSaver(own.saver, kept)
+
     # the trajectory
 
-    def _record(self, graph: Graph, given: Any, thread: str, saver: Any, stack: ExitStack) -> Trajectory:
+    def _record(
+        self, graph: Graph, given: Any, thread: str, saver: Any, own: OwnThread | None, stack: ExitStack
+    ) -> Trajectory:
         """The trajectory that the invocation belongs to, its thread held."""
         resumes = is_resumption(given)
         named = self._waiting.get(thread, thread) if resumes and saver is None else thread
-        known = self._known(named)
+        known = self._known(named := own.known_as or named if own is not None else named)
+        if own is not None and own.known_as is None and thread in self._with_checkpoints(thread):
+            return self._apart(graph, given, thread, saver, stack)  # another program's thread has this name
         continues = known is not None and (bool(saver) or (resumes and known.stop_reason is StopReason.INTERRUPT))
         if (known is None or continues) and self._is_held(named, stack):
             return self._begun(graph, given, named, saver) if known is None else self._continued(known, given)
-        another = f"{thread}#{secrets.token_hex(4)}"  # a thread that is run twice at once, or begun afresh
+        return self._apart(graph, given, thread, saver, stack)  # one that is run twice at once, or begun afresh
+
+    def _apart(self, graph: Graph, given: Any, thread: str, saver: Any, stack: ExitStack) -> Trajectory:
+        another = f"{thread}#{secrets.token_hex(4)}"
         stack.enter_context(self.store.lease(another))
         return self._begun(graph, given, another, saver)
 

@@ -4,10 +4,10 @@ A replay runs the nodes' own code again. Calls of models and tools are answered 
 a file, opens a connection or starts a process does so again. Which nodes do is not known before they run. Python tells
 of such an operation before it is done (audit events, PEP 578), so that a replay can list them, or refuse them.
 
-Seen is what goes through the interpreter in the task of a node, and in threads that LangGraph or asyncio start for it.
-Not seen are operations of compiled libraries that open files and connections themselves (a database driver in C),
-what is written to files and connections that were open before, and threads that a node starts by itself. This tells of
-effects; it is no sandbox.
+Seen is what goes through the interpreter in the task of a node, in threads that it starts, and in executors of threads
+that it gives work to. Not seen are operations of compiled libraries that open files and connections themselves (a
+database driver in C), what is written to files and connections that were open before, and what other processes do. This
+tells of effects; it is no sandbox.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from concurrent.futures import Future, ThreadPoolExecutor, thread
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from multiprocessing import util
 from typing import Any
 
 from langchain_core.runnables.config import var_child_runnable_config
@@ -30,6 +32,8 @@ __all__ = ["Effect", "EffectRefused", "Effects", "note_effect", "watching"]
 MOST_LISTED = 20
 """So many different effects are kept of one replay."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_EXECUTOR_WORKER = getattr(thread, "_worker", None)
+"""What a thread of an executor runs: work of many, each with a context of its own."""
 _OWN = ("__pycache__", os.devnull)
 """The interpreter's own cache of compiled modules, and what keeps nothing."""
 
@@ -89,8 +93,51 @@ def note_effect(effect: Effect) -> None:
 
 @functools.cache
 def _install() -> None:
-    """Once per process: an audit hook cannot be taken out again. Outside of `watching` it does nothing."""
+    """Once per process: an audit hook cannot be taken out again. Outside of `watching` nothing of this does anything.
+
+    Neither an executor nor a thread takes the context along in which it is given its work, and of a process that
+    `multiprocessing` spawns Python tells nothing.
+    """
     sys.addaudithook(_hook)
+    processes: Any = util
+    processes.spawnv_passfds = _spawning(processes.spawnv_passfds)
+    ThreadPoolExecutor.submit = _submitting(ThreadPoolExecutor.submit)
+    threading.Thread.start = _starting(threading.Thread.start)
+
+
+def _spawning(spawn: Callable[..., int]) -> Any:
+    @functools.wraps(spawn)
+    def spawn_watched(path: Any, *given: Any) -> int:
+        _hook("subprocess.Popen", (os.fsdecode(path),))
+        return spawn(path, *given)
+
+    return spawn_watched
+
+
+def _submitting(submit: Callable[..., Future[Any]]) -> Any:
+    @functools.wraps(submit)
+    def submit_watched(self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if _watching.get() is None:
+            return submit(self, fn, *args, **kwargs)
+        return submit(self, copy_context().run, fn, *args, **kwargs)
+
+    return submit_watched
+
+
+def _starting(start: Callable[[threading.Thread], None]) -> Any:
+    @functools.wraps(start)
+    def start_watched(self: Any) -> None:
+        if _watching.get() is not None and getattr(self, "_target", None) is not _EXECUTOR_WORKER:
+            context, run = copy_context(), self.run
+
+            def run_watched() -> None:
+                with suppress(EffectRefused):  # is listed; nobody waits for what a thread raises
+                    context.run(run)
+
+            self.run = run_watched
+        start(self)
+
+    return start_watched
 
 
 def _hook(event: str, given: tuple[Any, ...]) -> None:

@@ -9,6 +9,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
 from hrm_agent.errors import RunError
+from hrm_agent.runtime.execution.conversation import kept_elsewhere
 from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.trajectory import Trajectory
 
@@ -35,15 +36,17 @@ class Segment:
         return self.checkpoints[-1]
 
 
-def lineage(saver: StoreSaver, thread_id: str) -> list[CheckpointTuple]:
+def lineage(saver: StoreSaver, trajectory: Trajectory) -> list[CheckpointTuple]:
     """The checkpoints of the outermost graph from the first to the newest, along the parents."""
+    thread_id = trajectory.thread_id
     config: RunnableConfig | None = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     line = list[CheckpointTuple]()
     while config is not None and (found := saver.get_tuple(config)) is not None:
         line.append(found)
         config = found.parent_config
     if not line:
-        raise RunError(f"Thread {thread_id!r} has no checkpoints.", "A run is replayed from them.")
+        none = RunError(f"Thread {thread_id!r} has no checkpoints.", "A run is replayed from them.")
+        raise kept_elsewhere(trajectory) or none
     return line[::-1]
 
 

@@ -36,8 +36,8 @@ from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.recorded_values import is_on_record
 from hrm_agent.models.substitute import read_structured_output
 from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
-from hrm_agent.runtime.execution.graph_run import memories_of
 from hrm_agent.runtime.execution.loading import Graph, load_graph
+from hrm_agent.runtime.execution.memories import RunMemory
 from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
 from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
 from hrm_agent.runtime.replay.comparison import SegmentComparison
@@ -142,8 +142,9 @@ class ReplayRun:
         self._effects, self._ignored, self._renaming = effects, ignored, Renaming()
         self._store, self._trajectory, self._graph = store, trajectory, graph
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
+        self._memory = RunMemory(graph, None, alone=True)
         self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph)
-        self._line = lineage(self._saver, trajectory.thread_id)
+        self._line = lineage(self._saver, trajectory)
         self._states = RecordedStates(self._saver, self._line, self._places, graph)
         self._given_context = context
         self._resumed = self._recorded_resumes()
@@ -305,7 +306,9 @@ class ReplayRun:
         """Run the segment; returns what the graph raised, and the request that is not on record."""
         said = self._context(segment.end)
         episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
-        free = {"checkpointer": scratch, "store": memories_of(self._graph)}
+        memory = self._memory
+        await memory.begin_with(self._saver.memory(self._trajectory.thread_id, segment.start.checkpoint["id"]))
+        free = {"checkpointer": scratch, "store": memory.store}
         free |= {"interrupt_before_nodes": [], "interrupt_after_nodes": []}
         graph, context = self._graph.copy(update=free), run_context(self._graph, said, self._trajectory.graph)
         limit = 2 * len(segment.checkpoints) + 50
@@ -314,7 +317,7 @@ class ReplayRun:
         while True:
             replaying = ReplayRecording(answers, draws, paths, self._inherited_steps, self._saver.serializer)
             try:
-                with recording(replaying), watching(self._effects):
+                with recording(replaying), memory.in_force(), watching(self._effects):
                     async for _ in graph.astream(given, config, context=context, durability="sync"):
                         pass
             except (StopStepReached, NotRecorded, EffectRefused):

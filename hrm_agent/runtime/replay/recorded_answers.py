@@ -23,8 +23,8 @@ from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.models.call_recording import CALL_ID, THREAD_ID, in_one_order, offered
-from hrm_agent.runtime.replay.effects import Effect, note_effect
 from hrm_agent.models.recorded_values import unpack_answer
+from hrm_agent.runtime.replay.effects import Effect, note_effect
 from hrm_agent.runtime.replay.recorded_draws import RecordedDraws
 from hrm_agent.runtime.replay.request_match import RequestMatch
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps

@@ -61,6 +61,10 @@ def history(
     if moments is None:
         moments = _moments(store, thread_id, trajectory, graph, values)
     if not moments:
+        from hrm_agent.runtime.execution.conversation import kept_elsewhere
+
+        if (told := kept_elsewhere(trajectory)) is not None:
+            raise told
         known = [found.thread_id for found in store.threads()]
         raise RunError(
             f"There is no checkpoint of thread {thread!r} in {store.url}. {nearest(thread, known)}".strip(),

@@ -241,8 +241,6 @@ def test_the_programs_own_checkpointer_stays_and_a_thread_goes_on_as_a_conversat
     assert (trajectory.answer, len(trajectory.calls)) == ("echo three", 3)
     assert trajectory.task.metadata["checkpointer"] == "InMemorySaver"
     assert saver.get_tuple(config) is not None
-    with open_store(where) as store:
-        assert store.checkpointer.get_tuple({"configurable": {"thread_id": "talk"}}) is None
 
 
 def test_an_error_of_the_graph_is_the_programs_and_ends_the_record_as_failed(where: Path) -> None:

@@ -51,12 +51,26 @@ def test_a_graph_without_a_name_is_named_on_the_command_line(capsys: pytest.Capt
     assert found("q").answer == "You said yes."
 
 
-def test_a_thread_whose_checkpoints_are_the_programs_is_not_resumed_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thread_of_a_graph_with_its_own_checkpointer_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     with record("x.db"):
         asking_agent.remembering.invoke(QUESTION, CONFIG)
-    assert main(["resume", "q", "--answer", "yes", *WHERE]) == 2
-    assert "keeps its checkpoints itself, in InMemorySaver" in capsys.readouterr().err
-    assert main(["replay", "q", *WHERE]) == 2
+    assert main(["fork", "q", "--name", "branch", *WHERE]) == 0
+    for thread in ("q", "branch"):
+        assert main(["resume", thread, "--answer", "yes", *WHERE]) == 0
+        assert found(thread).answer == "You said yes."
+        assert main(["replay", thread, *WHERE]) == 0
+    (own,) = asking_agent.remembering.get_state(CONFIG).interrupts
+    assert own.value
+
+
+def test_a_thread_without_a_checkpoint_on_record_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with record("x.db"):
+        asking_agent.remembering.invoke(QUESTION, CONFIG)
+    with open_store("x.db") as store:
+        store.checkpointer.delete_thread("q")  # as an earlier version left it
+    for words in (["resume", "q", "--answer", "yes"], ["replay", "q"], ["history", "q"], ["fork", "q"]):
+        assert main([*words, *WHERE]) == 2
+        assert "a checkpointer of its own, InMemorySaver" in capsys.readouterr().err
     assert main(["show", "q", *WHERE]) == main(["history", *WHERE]) == 0
     assert "hello" in capsys.readouterr().out
 

@@ -31,9 +31,14 @@ async def record(name: str, store: RunStore, environment: LocalEnvironment) -> N
         ("writes", "act", WRITES),
         ("swallows", "act", WRITES),
         ("in_a_thread", "act", WRITES),
+        ("in_an_executor", "act", WRITES),
+        ("in_a_pool", "act", WRITES),
+        ("in_its_own", "act", WRITES),
+        ("in_threads", "act", WRITES),
         ("below", "inner", WRITES),
         ("connects", "act", "connects to ('127.0.0.1', 9)"),
         ("starts", "act", "starts the process "),
+        ("spawns", "act", "starts the process "),
     ],
 )
 async def test_an_effect_is_named_or_refused(

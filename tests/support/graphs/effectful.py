@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +51,35 @@ def _append_in_a_loop() -> None:
     asyncio.run(asyncio.to_thread(_append))
 
 
+def _append_in_an_executor() -> None:
+    """As aiofiles does."""
+
+    async def append() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, _append)
+
+    asyncio.run(append())
+
+
+_POOL = ThreadPoolExecutor(1)
+_POOL.submit(int).result()
+
+
+def _append_in_a_pool() -> None:
+    """Whose thread was there before."""
+    _POOL.submit(_append).result()
+
+
+def _append_in_a_thread_of_its_own() -> None:
+    thread = threading.Thread(target=_append)
+    thread.start()
+    thread.join()
+
+
+def _append_in_a_pool_of_threads() -> None:
+    with ThreadPool(1) as pool:
+        pool.apply(_append)
+
+
 def _in_a_subgraph() -> None:
     appends.invoke({"messages": [AIMessage("inner", id="inner")]})
 
@@ -60,6 +93,12 @@ def _start() -> None:
     subprocess.run([sys.executable, "-c", ""], check=True)
 
 
+def _spawn() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=int)
+    process.start()
+    process.join()
+
+
 def _read() -> None:
     """No effect: files that are read, modules that are imported, the null device, what is printed."""
     Path(__file__).read_text()
@@ -69,4 +108,6 @@ def _read() -> None:
 
 appends = StateGraph(MessagesState).add_node("inner", lambda _: _append()).add_edge(START, "inner").compile()
 writes, swallows, in_a_thread, below = map(_compiled, (_append, _append_and_swallow, _append_in_a_loop, _in_a_subgraph))
-connects, starts, reads = map(_compiled, (_connect, _start, _read))
+in_an_executor, in_a_pool = map(_compiled, (_append_in_an_executor, _append_in_a_pool))
+in_its_own, in_threads = map(_compiled, (_append_in_a_thread_of_its_own, _append_in_a_pool_of_threads))
+connects, starts, spawns, reads = map(_compiled, (_connect, _start, _spawn, _read))
