@@ -117,7 +117,7 @@ def prune(
             judged = _judged(cursor)
             kept["judged by a training run"] = sum(h.id in judged for h in due)
             due = [h for h in due if h.id not in judged]
-        running = leased(cursor)
+        running = leased(store.database, cursor)
         kept["being run"] = sum(h.thread_id in running for h in due)
         due = [h for h in due if h.thread_id not in running]
         needed = _origins(cursor, {h.id for h in due})
@@ -153,7 +153,7 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
         rows = cursor.execute("SELECT DISTINCT thread_id FROM checkpoints").fetchall()
         whole = {str(row[0]) for row in rows}
         due = [h for h in old if h.thread_id in whole]
-        needed, running = _origins(cursor, ()), leased(cursor)
+        needed, running = _origins(cursor, ()), leased(store.database, cursor)
         kept["forks"] = sum(h.forked_from is not None for h in due)
         due = [h for h in due if h.forked_from is None]
         kept["a run was forked from them"] = sum(h.id in needed for h in due)
@@ -247,7 +247,7 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
     leaving = threads.intersection(thread_ids) | set(due.values())
 
     def delete(cursor: Cursor) -> None:
-        if running := leased(cursor) & leaving:
+        if running := leased(store.database, cursor) & leaving:
             raise StoreError(f"Thread {min(running)!r} is being run.", "Wait for it, or end it.")
         _delete(cursor, due, leaving)
 

@@ -218,7 +218,7 @@ class PostgresDatabase(PostgresReading):
     def vacuum(self) -> None:
         self.flush()
         try:
-            with psycopg.connect(self._conninfo, autocommit=True) as connection:
+            with self._connect() as connection:
                 for table in table_names():
                     connection.execute(f"VACUUM FULL {table}".encode())
         except psycopg.Error as error:

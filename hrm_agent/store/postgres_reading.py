@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
 from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.database import Database
+from hrm_agent.store.leases import LEASE_SECONDS
 from hrm_agent.store.read_only import ReadOnlyDatabase, made_earlier
 from hrm_agent.store.tables import STORE_VERSION, table_names
 
@@ -42,10 +43,49 @@ _LOOKING_SECONDS = 1.0
 """How long by who only looks."""
 _ANSWER_SECONDS = 10.0
 """How long one attempt to reach it may take."""
+_BRIEFLY_SECONDS = 2.0
+"""The same where the server was waited for in vain already."""
+_SILENT_SECONDS = LEASE_SECONDS / 3
+"""After how long without an answer it is asked whether the server is there. An answer may take longer than that."""
+_WAYS: dict[str, int] = {
+    "keepalives": 1,
+    "keepalives_idle": round(LEASE_SECONDS / 3),
+    "keepalives_interval": round(LEASE_SECONDS / 6),
+    "keepalives_count": 4,
+    "tcp_user_timeout": round(LEASE_SECONDS * 1000),
+}
+"""Of a connection whose URL says nothing else: one on whose way everything is lost is given up within a lease."""
 _QUERY_SECONDS = 30
 """How long one query of who only looks may take."""
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 """Errors of a connection that is lost."""
+
+
+class WatchedConnection(psycopg.Connection[Any]):
+    """A connection that does not wait for ever for a server that is gone without a word.
+
+    The kernel gives up a way on which nothing is acknowledged. Where something in between goes on to acknowledge (a
+    proxy, a host whose processes are stopped), only a new connection tells a server that is gone from a slow statement.
+    """
+
+    is_there: Callable[[], bool] = staticmethod(lambda: True)
+
+    def wait(self, gen: Generator[Any, Any, T], *options: Any, **named: Any) -> T:
+        return super().wait(self._watched(gen), *options, **named)
+
+    def _watched(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        due = time.monotonic() + _SILENT_SECONDS
+        try:
+            ready = yield next(gen)
+            while True:
+                if not ready and time.monotonic() >= due:
+                    if not self.is_there():
+                        self.close()
+                        raise psycopg.OperationalError("the server does not answer any more")
+                    due = time.monotonic() + _SILENT_SECONDS
+                ready = yield gen.send(ready)
+        except StopIteration as end:
+            return end.value
 
 
 class PostgresReading(Database):
@@ -53,11 +93,14 @@ class PostgresReading(Database):
 
     is_blocking = True
     level = "power"
+    server_clock = "extract(epoch FROM clock_timestamp())::float8"
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._conninfo = url
         self.url, self.folder = _without_password(url), Path("runs")
+        self._named = set(conninfo_to_dict(url))
+        self._patient_until = 0.0
         self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
         self._given_up = False
 
@@ -66,7 +109,28 @@ class PostgresReading(Database):
         return _PATIENCE_SECONDS
 
     def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self._conninfo, connect_timeout=int(_ANSWER_SECONDS), autocommit=True)
+        """Options that the URL gives are taken from there."""
+        options = {name: value for name, value in _WAYS.items() if name not in self._named}
+        if "connect_timeout" not in self._named:
+            options["connect_timeout"] = round(self._seconds_to_connect())
+        connection = WatchedConnection.connect(self._conninfo, autocommit=True, **options)  # pyright: ignore[reportArgumentType]
+        connection.is_there = self._is_there
+        return connection
+
+    def _seconds_to_connect(self) -> float:
+        """A run that waits for its server ends on time."""
+        if self._given_up:
+            return _BRIEFLY_SECONDS
+        left = self._patient_until - time.monotonic()
+        return min(max(left, _BRIEFLY_SECONDS), _ANSWER_SECONDS) if left > 0 else _ANSWER_SECONDS
+
+    def _is_there(self) -> bool:
+        """Whether the server answers a new connection, if only by a refusal."""
+        try:
+            PostgresReading._connect(self).close()
+        except psycopg.Error as error:
+            return error.sqlstate is not None
+        return True
 
     @abstractmethod
     def _doubt_all(self) -> None:
@@ -85,7 +149,7 @@ class PostgresReading(Database):
         Whoever still asks after that minute finds out at once whether the server is back: a run that ends for want of
         its store has much to close.
         """
-        deadline = time.monotonic() + (0 if self._given_up else self._patience_seconds)
+        deadline = self._patient_until = time.monotonic() + (0 if self._given_up else self._patience_seconds)
         while True:
             try:
                 result = attempt()

@@ -54,6 +54,57 @@ def opened(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ope
         yield Opened(store, way, clock)
 
 
+@pytest.mark.parametrize("asked", ["write", "read", "look"])
+def test_a_server_that_is_gone_without_a_word_is_given_up(
+    asked: str, fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent to it is taken, and nothing comes back, on old connections and on new ones."""
+    monkeypatch.setattr(postgres_reading, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(postgres_reading, "_PATIENCE_SECONDS", 3.0)
+    with Way(fresh_database) as way, open_store(way.url) as store:
+        store.database.write(lambda cursor: cursor.execute("CREATE TABLE noted (number INTEGER)"))
+        assert store.threads() == []
+        way.silent = True
+        with pytest.raises(StoreError, match="unreachable for over 3 seconds"):
+            ASKED[asked](store)
+        way.silent = False
+        ASKED[asked](store)
+
+
+def test_a_slow_statement_of_a_server_that_is_there_is_waited_for(
+    fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_reading, "_SILENT_SECONDS", 0.1)
+    with open_store(fresh_database) as store:
+        asked = 0
+        is_there = postgres_reading.PostgresReading._is_there
+
+        def counted(database: Any) -> bool:
+            nonlocal asked
+            asked += 1
+            return is_there(database)
+
+        monkeypatch.setattr(postgres_reading.PostgresReading, "_is_there", counted)
+        with store.database.read() as cursor:
+            assert cursor.execute("SELECT 1 FROM pg_sleep(1)").fetchall() == [(1,)]
+    assert asked > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "timeout", "idle"), [("", "30000", "10"), ("?tcp_user_timeout=7&keepalives_idle=3", "7", "3")]
+)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_the_kernel_gives_up_a_way_within_a_lease_or_when_the_url_says(
+    given: str, timeout: str, idle: str, read_only: bool, fresh_database: str
+) -> None:
+    open_store(fresh_database).close()
+    with open_store(f"{fresh_database}{given}", read_only=read_only) as store:
+        database: Any = store.database
+        with database._connect() as connection:
+            found = connection.info.get_parameters()
+    assert (found["tcp_user_timeout"], found["keepalives_idle"]) == (timeout, idle)
+
+
 def write(store: RunStore) -> None:
     store.database.write(lambda cursor: cursor.execute("INSERT INTO noted VALUES (1)"))
 
