@@ -94,7 +94,9 @@ class Database(ABC):
 
     @abstractmethod
     def exclusive(self, work: Work[T]) -> T:
-        """Do `work` while nobody else writes."""
+        """Do `work` in a transaction while nobody else writes. It may delete what it likes, and what it deletes is
+        overwritten in a file.
+        """
 
     @abstractmethod
     def size(self) -> int:

@@ -133,7 +133,7 @@ class PostgresDatabase(PostgresReading):
                     _log.debug("A transaction is done again with the server's answers.", exc_info=True)
             return self._attempt(works, needed, assuming=False)
 
-        return self._patiently(transaction)
+        return self.patiently(transaction)
 
     def _attempt(self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], *, assuming: bool) -> list[Any]:
         """One transaction. `assuming`: go on with expected answers, which the server compares; else wait for each."""
@@ -197,23 +197,28 @@ class PostgresDatabase(PostgresReading):
         finally:
             self.heads = {}
 
-    def _doubt_all(self) -> None:
+    def doubt_all(self) -> None:
         """Where one connection was lost, all may be: who reads next connects, who writes next asks first."""
         self._doubted = True
-        self._readers.forget()
+        self.readers.forget()
 
     def lock_thread(self, cursor: Cursor, thread_id: str) -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK, thread_id))
 
     def exclusive(self, work: Work[T]) -> T:
+        self._refuse_unusable()
         self.flush()
-        try:
+
+        def alone() -> T:
             with self._exclusive, self._connect() as connection, connection.transaction():
                 cursor = connection.cursor()
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
                 return work(PostgresCursor(cursor))
-        except psycopg.Error as error:
-            raise self.store_error(error) from error
+
+        try:
+            return self.patiently(alone)
+        finally:
+            self.held.forget()
 
     def vacuum(self) -> None:
         self.flush()
@@ -226,7 +231,7 @@ class PostgresDatabase(PostgresReading):
 
     def _close(self) -> None:
         self._committer.close()
-        self._readers.close()
+        self.readers.close()
         self._writer.close()
 
 

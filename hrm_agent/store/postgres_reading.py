@@ -25,7 +25,7 @@ try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
-    from hrm_agent.store.postgres_cursors import ReadTransaction
+    from hrm_agent.store.postgres_cursors import ReadTransaction, sum_of
     from hrm_agent.store.postgres_tables import is_complete, stored_version
     from hrm_agent.store.readers import Readers
 except ImportError as error:
@@ -101,7 +101,7 @@ class PostgresReading(Database):
         self.url, self.folder = _without_password(url), Path("runs")
         self._named = set(conninfo_to_dict(url))
         self._patient_until = 0.0
-        self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
+        self.readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
         self._given_up = False
 
     @property
@@ -133,7 +133,7 @@ class PostgresReading(Database):
         return True
 
     @abstractmethod
-    def _doubt_all(self) -> None:
+    def doubt_all(self) -> None:
         """One connection was lost: all may be."""
 
     def _refuse_newer(self, version: int) -> None:
@@ -143,7 +143,7 @@ class PostgresReading(Database):
                 "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
             )
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
+    def patiently(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute.
 
         Whoever still asks after that minute finds out at once whether the server is back: a run that ends for want of
@@ -156,7 +156,7 @@ class PostgresReading(Database):
                 self._given_up = False
                 return result
             except LOST as error:
-                self._doubt_all()
+                self.doubt_all()
                 if _is_final(error):
                     raise self.store_error(error) from error
                 if self._given_up or time.monotonic() >= deadline:
@@ -171,39 +171,27 @@ class PostgresReading(Database):
         self.flush()
 
         def attempt() -> T:
-            with self._begun() as cursor:
+            with self._begun(goes_on=False) as cursor:
                 return reading(cursor)
 
-        return self._patiently(attempt)
+        return self.patiently(attempt)
 
     @contextmanager
     def _read(self) -> Generator[Cursor]:
         try:
-            with self._begun() as cursor:
+            with self._begun(goes_on=True) as cursor:
                 yield cursor
         except psycopg.Error as error:
             raise self.store_error(error) from error
 
     @contextmanager
-    def _begun(self) -> Generator[Cursor]:
-        reading = ReadTransaction(lambda query, values: self._patiently(lambda: self._begin(query, values)))
+    def _begun(self, *, goes_on: bool) -> Generator[ReadTransaction]:
+        """`goes_on`: where the connection is lost in the middle, on another one."""
+        moment = _Moment(self, goes_on=goes_on)
         try:
-            yield reading
+            yield ReadTransaction(moment.ask)
         finally:
-            if reading.cursor is not None:
-                with suppress(psycopg.Error):
-                    reading.cursor.connection.execute("ROLLBACK")
-                self._readers.give(reading.cursor.connection)
-
-    def _begin(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
-        """The first statement of a transaction that sees one moment, on a connection that nobody else has."""
-        connection = self._readers.take()
-        try:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return connection.cursor().execute(query, values)
-        except BaseException:
-            self._readers.give(connection)
-            raise
+            moment.end()
 
     def size(self) -> int:
         query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "
@@ -232,6 +220,66 @@ class PostgresReading(Database):
             f"The store {self.url} cannot be used: {_words(error)}.",
             "Check that the server runs and that the URL is right.",
         )
+
+
+class _Moment:
+    """A transaction that sees one moment, on a connection that nobody else has. It begins with its first statement:
+    until that is answered, any connection will do.
+
+    Where the connection is lost later, it begins anew on another: all that was asked is asked again, and has to be
+    answered as it was. Then the new moment is as good as the old one, for all that its reader knows.
+    """
+
+    def __init__(self, database: PostgresReading, *, goes_on: bool) -> None:
+        self._database, self._goes_on = database, goes_on
+        self._connection: psycopg.Connection[Any] | None = None
+        self._asked: list[tuple[bytes, Sequence[Any], tuple[int, int]]] = []
+        self._newest: tuple[bytes, Sequence[Any], psycopg.Cursor[Any]] | None = None
+        """The statement that was answered last; what it was answered is summed up when another one follows."""
+
+    def ask(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        if self._newest is not None and self._goes_on:
+            self._asked.append((*self._newest[:2], sum_of(self._newest[2])))
+        cursor = self._answer(query, values)
+        self._newest = (query, values, cursor)
+        return cursor
+
+    def _answer(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        if self._connection is not None:
+            try:
+                return self._connection.cursor().execute(query, values)
+            except LOST:
+                if not self._goes_on:  # its reader begins anew
+                    raise
+                self._database.doubt_all()
+        return self._database.patiently(lambda: self._begin(query, values))
+
+    def _begin(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        self.end()
+        connection = self._database.readers.take()
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            for asked, given, answer in self._asked:
+                if sum_of(connection.cursor().execute(asked, given)) != answer:
+                    raise StoreError(
+                        f"The connection to {self._database.url} was lost in the middle of a read, and what had been "
+                        "read by then was written to since.",
+                        "Read it again.",
+                    )
+            cursor = connection.cursor().execute(query, values)
+        except BaseException:
+            self._database.readers.give(connection)
+            raise
+        self._connection = connection
+        return cursor
+
+    def end(self) -> None:
+        """Give the connection back."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+            self._database.readers.give(connection)
 
 
 class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
@@ -270,20 +318,20 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
             raise
         return connection
 
-    def _doubt_all(self) -> None:
-        self._readers.forget()
+    def doubt_all(self) -> None:
+        self.readers.forget()
 
     def change_mark(self) -> Hashable:
         """The server's transactions: it changes with every commit, also one to another database of the server."""
         return self.read_once(lambda cursor: cursor.execute("SELECT pg_current_snapshot()::text").fetchone())
 
     @contextmanager
-    def _begun(self) -> Generator[Cursor]:
+    def _begun(self, *, goes_on: bool) -> Generator[ReadTransaction]:
         outer: ReadTransaction | None = getattr(self._within, "reading", None)
         if outer is not None:
-            yield ReadTransaction(outer.beside)
+            yield ReadTransaction(outer.ask)
             return
-        with super()._begun() as reading:
+        with super()._begun(goes_on=goes_on) as reading:
             self._within.reading = reading
             try:
                 yield reading
@@ -291,7 +339,7 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
                 self._within.reading = None
 
     def _close(self) -> None:
-        self._readers.close()
+        self.readers.close()
 
 
 def _words(error: Exception) -> str:

@@ -168,13 +168,29 @@ class SqliteDatabase(SqliteFile):
 
     def exclusive(self, work: Work[T]) -> T:
         def alone(cursor: WriteCursor) -> T:
-            result = work(cursor)
+            cursor.execute("PRAGMA secure_delete=ON")  # words of what is deleted do not stay on free pages
+            try:
+                result = work(cursor)
+            finally:
+                cursor.execute("PRAGMA secure_delete=OFF")
             # What shares the commit comes after it, and is to know.
             self.transaction += 1
             self.epoch, self._data_version = epoch_of(cursor), None
             return result
 
-        return self.write(alone)
+        try:
+            return self.write(alone)
+        finally:
+            self._shed_log()
+
+    def _shed_log(self) -> None:
+        """Nor do words stay in the log, unless another process has it open: then until that closes."""
+        with self._writing, self._reading, suppress(sqlite3.Error):
+            self._writer.execute("PRAGMA busy_timeout=0")
+            try:
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._writer.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
 
     @contextmanager
     def _read(self) -> Generator[Cursor]:

@@ -13,11 +13,19 @@ from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, nearest
+from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, StoreError, nearest
 from hrm_agent.store import RunStore
 from hrm_agent.store.copying import copy_store
 from hrm_agent.store.leases import forget_unused_leases
-from hrm_agent.store.maintenance import delete_runs, prune, prune_steps, stats, verify
+from hrm_agent.store.maintenance import (
+    collect_values,
+    count_loose_values,
+    delete_runs,
+    prune,
+    prune_steps,
+    stats,
+    verify,
+)
 from hrm_agent.store.migrate import check_source, migrate
 from hrm_agent.store.new_store import new_store
 from hrm_agent.store.serializer import allowed_types, declared_types
@@ -83,13 +91,16 @@ def _verify(words: list[str]) -> int:
         with existing_store(arguments.store) as store:
             types = {*allowed_types(arguments.allow), *_types_of_graphs(store)}
             found = list(islice(verify(store, types), _SHOWN_FINDINGS))
+            loose = 0 if found else count_loose_values(store)
     except StoreDamagedError as error:  # so much that it cannot even be opened
-        found = [error.message]
-    output.result({"sound": not found, "findings": found})
+        found, loose = [error.message], 0
+    output.result({"sound": not found, "findings": found, "unreferenced_values": loose})
     for finding in found:
         output.say(finding)
     more = " or more" if len(found) == _SHOWN_FINDINGS else ""
     output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
+    if loose:
+        output.say(f"{loose} values that nothing refers to: `hrm-agent store vacuum {arguments.store}` deletes them")
     return 1 if found else 0
 
 
@@ -177,9 +188,16 @@ def _vacuum(words: list[str]) -> int:
     with existing_store(arguments.store) as store:
         before = store.database.size()
         store.database.write(forget_unused_leases)
+        kept, freed = "", 0
+        try:
+            freed = collect_values(store)
+        except StoreError as error:
+            kept = f"{error.message} {error.hint}"
         store.database.vacuum()
         after = store.database.size()
-    output.result({"before": before, "after": after})
+    output.result({"before": before, "after": after, "values": freed})
+    if freed or kept:
+        output.say(kept or f"{freed} values deleted that nothing refers to")
     output.say(f"{_bytes(before)} before, {_bytes(after)} after")
     return 0
 
