@@ -26,7 +26,7 @@ from hrm_agent.store.committer import Committer
 from hrm_agent.store.cursors import Cursor, Work
 from hrm_agent.store.fencing import HeldLease, leases_of
 from hrm_agent.store.postgres_reading import LOST, PostgresReading
-from hrm_agent.store.tables import STORE_VERSION, table_names
+from hrm_agent.store.tables import STORE_VERSION, note_brought_forward, table_names
 
 try:
     import psycopg
@@ -105,7 +105,9 @@ class PostgresDatabase(PostgresReading):
             if version is None or not is_ready:
                 with self._writer.transaction(), self._writer.cursor() as cursor:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                    version = bring_forward(cursor)  # which looks again: another process may have done it
+                    found = stored_version(cursor)  # looked at again: another process may have done it
+                    version = bring_forward(cursor)
+                note_brought_forward(self.url, found or 0)
         except psycopg.Error as error:
             raise self.store_error(error) from error
         self._refuse_newer(version)

@@ -19,14 +19,14 @@ from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.database import Database
 from hrm_agent.store.leases import LEASE_SECONDS
 from hrm_agent.store.read_only import ReadOnlyDatabase, made_earlier
-from hrm_agent.store.tables import STORE_VERSION, table_names
+from hrm_agent.store.tables import FIRST_FORWARD, STORE_VERSION, table_names, temporary_tables
 
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
     from hrm_agent.store.postgres_cursors import ReadTransaction, sum_of
-    from hrm_agent.store.postgres_tables import is_complete, stored_version
+    from hrm_agent.store.postgres_tables import POSTGRES_TYPES, missing_tables, stored_version
     from hrm_agent.store.readers import Readers
 except ImportError as error:
     raise StoreError(
@@ -49,8 +49,8 @@ _SILENT_SECONDS = LEASE_SECONDS / 3
 """After how long without an answer it is asked whether the server is there. An answer may take longer than that."""
 _WAYS: dict[str, int] = {
     "keepalives": 1,
-    "keepalives_idle": round(LEASE_SECONDS / 3),
-    "keepalives_interval": round(LEASE_SECONDS / 6),
+    "keepalives_idle": max(round(LEASE_SECONDS / 3), 1),
+    "keepalives_interval": max(round(LEASE_SECONDS / 6), 1),
     "keepalives_count": 4,
     "tcp_user_timeout": round(LEASE_SECONDS * 1000),
 }
@@ -288,21 +288,25 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._within = threading.local()
-
-        def look(cursor: psycopg.Cursor[Any]) -> tuple[int | None, bool]:
-            version = stored_version(cursor)
-            return version, version is not None and is_complete(cursor, to_write=False)
-
+        self._missing = list[str]()
+        """Statements that make what an earlier version's store is read without, for each connection."""
         try:
             with self._connect() as connection:
-                version, complete = look(connection.cursor())
+                version = stored_version(connection.cursor())
+                missing = missing_tables(connection.cursor()) if version is not None else set[str]()
         except psycopg.Error as error:
             raise self.store_error(error) from error
         if version is None:
             raise StoreError(f"There is no store at {self.url}.", "`hrm-agent run TASK` makes one.")
         self._refuse_newer(version)
-        if version < STORE_VERSION or not complete:
+        if version < FIRST_FORWARD:
             raise made_earlier(self.url)
+        self._missing = temporary_tables(missing, **POSTGRES_TYPES)
+        if self._missing:
+            try:
+                self._connect().close()
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise made_earlier(self.url) from error
 
     @property
     def _patience_seconds(self) -> float:
@@ -311,6 +315,8 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
     def _connect(self) -> psycopg.Connection[Any]:
         connection = super()._connect()
         try:
+            for statement in self._missing:
+                connection.execute(statement.encode())
             connection.execute("SET default_transaction_read_only = on")
             connection.execute(f"SET statement_timeout = '{_QUERY_SECONDS}s'".encode())
         except BaseException:

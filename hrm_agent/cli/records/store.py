@@ -94,10 +94,11 @@ def _verify(words: list[str]) -> int:
             loose = 0 if found else count_loose_values(store)
     except StoreDamagedError as error:  # so much that it cannot even be opened
         found, loose = [error.message], 0
-    output.result({"sound": not found, "findings": found, "unreferenced_values": loose})
+    cut = len(found) == _SHOWN_FINDINGS
+    output.result({"sound": not found, "findings": found, "more": cut, "unreferenced_values": loose})
     for finding in found:
         output.say(finding)
-    more = " or more" if len(found) == _SHOWN_FINDINGS else ""
+    more = " or more" if cut else ""
     output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
     if loose:
         output.say(f"{loose} values that nothing refers to: `hrm-agent store vacuum {arguments.store}` deletes them")
@@ -138,7 +139,7 @@ def _prune(words: list[str]) -> int:
     if arguments.keep_steps is not None:
         return _prune_steps(arguments)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, writes=not arguments.dry_run) as store:
         pruned = prune(
             store,
             older_than_seconds=_seconds(arguments.older_than) if arguments.older_than is not None else None,
@@ -159,7 +160,7 @@ def _prune_steps(arguments: Arguments) -> int:
     if arguments.trained:
         raise ConfigError("--keep-steps deletes no runs: it takes no --trained.", "Leave one of them out.")
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, writes=not arguments.dry_run) as store:
         pruned = prune_steps(store, arguments.keep_steps, dry_run=arguments.dry_run)
     output.result(asdict(pruned))
     count = len(pruned.thread_ids)
@@ -175,7 +176,7 @@ def _delete(words: list[str]) -> int:
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"path or URL [{DEFAULT_STORE}]")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, writes=True) as store:
         freed = delete_runs(store, arguments.threads)
     output.result({"deleted": arguments.threads, "values": freed})
     output.say(f"{len(arguments.threads)} deleted, {freed} values collected; `hrm-agent store vacuum` frees the space")
@@ -185,7 +186,7 @@ def _delete(words: list[str]) -> int:
 def _vacuum(words: list[str]) -> int:
     arguments = _parser("vacuum").read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, writes=True) as store:
         before = store.database.size()
         store.database.write(forget_unused_leases)
         kept, freed = "", 0
