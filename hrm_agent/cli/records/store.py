@@ -95,7 +95,8 @@ def _verify(words: list[str]) -> int:
     except StoreDamagedError as error:  # so much that it cannot even be opened
         found, loose = [error.message], 0
     cut = len(found) == _SHOWN_FINDINGS
-    output.result({"sound": not found, "findings": found, "more": cut, "unreferenced_values": loose})
+    told = ({"more": True} if cut else {}) | ({"unreferenced_values": loose} if loose else {})
+    output.result({"sound": not found, "findings": found, **told})
     for finding in found:
         output.say(finding)
     more = " or more" if cut else ""
