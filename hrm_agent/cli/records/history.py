@@ -59,7 +59,8 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int |
     found = store.journal.trajectories(run_id=run_id, on_damage=on_damage, requests=False, newest_first=True)
     rows = [summary_row(trajectory) for trajectory in islice(found, limit)]
     told = [{"trajectory": id_, "error": reason} for id_, reason in damaged.items()]
-    output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in rows), *told])
+    begun = reversed(rows)  # JSON is in the order of the record
+    output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in begun), *told])
     output.table(SUMMARY_COLUMNS, rows)
     for id_, reason in damaged.items():
         output.say(f"trajectory {id_}: {reason}", style="red")

