@@ -266,6 +266,8 @@ class Leases:
             if left > LEASE_SECONDS:
                 self._cut_down(cursor, key, had_by, epoch_before, expires_at)
             return _taken(thread_id, doing, f"process {readable(process)}")
+        if had_by != owner:
+            self._database.likely_heads.pop(thread_id, None)  # it may have gone on since we had it
         if had_by != owner and expires_at > 0:
             self._database.end_writes_of(cursor, had_by)
         # Higher than any that we have had, also where the row was deleted since: what we lost is not had again by it.

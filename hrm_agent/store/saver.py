@@ -71,6 +71,10 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Threads and checkpoints that were asked for by id: a run may branch off there."""
         self._new: dict[str, None] = {}
         """Threads that were found empty: whoever asked is about to begin them."""
+        self._own: dict[tuple[str, str, str], None] = {}
+        """Checkpoints that this process has written: what its tasks write to them is new."""
+        self._slots: dict[tuple[str, str, str, str, int], None] = {}
+        """What they wrote."""
         self._highest = ""
         """The highest id that was read: LangGraph makes higher ones since."""
         self._touched: dict[str, tuple[str, float]] = {}
@@ -124,6 +128,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         place, cipher = self._noted(place_of(config)), self.blobs.cipher
         facts = public_metadata(config, metadata)
         here = (place.thread_id, place.ns, checkpoint["id"])
+        remember(self._own, here, None)
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
         sealed = cipher.seal(ormsgpack.packb(facts, default=str), *here, "metadata")
         self._may_follow(place, facts, checkpoint["id"])
@@ -231,7 +236,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             "VALUES (?, ?, ?, ?, ?, ?, ?) "
             f"ON CONFLICT (thread_id, ns, checkpoint_id, task_id, slot) {again} RETURNING 1"
         )
-        if answered(cursor, query, (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)), (1,)) is None:
+        new = (1,) if key[:3] in self._own and key not in self._slots else None
+        remember(self._slots, key, None)
+        if answered(cursor, query, (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)), new) is None:
             where = "thread_id = ? AND ns = ? AND checkpoint_id = ? AND task_id = ? AND slot = ?"
             stored = cursor.execute(f"SELECT data FROM writes WHERE {where}", key).fetchone()[0]
             merged = merged_writes(cipher.open(stored, *place), given)
