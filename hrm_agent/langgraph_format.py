@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from uuid import UUID
 
 import xxhash
 
@@ -49,6 +50,7 @@ __all__ = [
     "checkpointer_of",
     "collect_declared_types",
     "config_in_force",
+    "continue_ids_after",
     "deltas_of",
     "is_delta",
     "is_internal",
@@ -62,6 +64,7 @@ __all__ = [
     "substitute_caches",
     "task_id_of",
     "task_of_namespace",
+    "ticks_of",
     "triggered_nodes",
     "types_of_channels",
     "types_of_schemas",
@@ -273,6 +276,28 @@ def task_id_of(checkpoint_id: str, namespace: str, step: int, node: str, *made_b
     parts = "".join((own, str(step), node, *made_by))
     digest = xxhash.xxh3_128_hexdigest(bytes.fromhex(checkpoint_id.replace("-", "")) + parts.encode())
     return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
+
+
+def ticks_of(checkpoint_id: str) -> int:
+    """The time of an id that LangGraph made, in tenths of microseconds since 1582; 0 for one in another form."""
+    try:
+        uuid = UUID(checkpoint_id)
+    except ValueError:
+        return 0
+    return (uuid.int >> 80) << 12 | (uuid.int >> 64) & 0xFFF if uuid.version == 6 else 0
+
+
+def continue_ids_after(checkpoint_id: str) -> None:
+    """Have the ids that LangGraph makes in this process sort after one that was made by a clock which was ahead.
+
+    It takes the highest id for the newest checkpoint, and begins ids with the time, or the last one's time and a bit.
+    """
+    from langgraph.checkpoint.base import id as ids
+
+    ticks = ticks_of(checkpoint_id)
+    last: Any = ids._last_v6_timestamp  # pyright: ignore[reportPrivateUsage]
+    if ticks and (last is None or last < ticks):
+        ids._last_v6_timestamp = ticks  # pyright: ignore[reportPrivateUsage]
 
 
 def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:

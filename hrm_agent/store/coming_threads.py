@@ -22,7 +22,7 @@ class AcquiredLease(NamedTuple):
     generation: int
     """`HeldThreads.generation` before it was acquired."""
     at: float
-    """When, by the clock that leases end by."""
+    """When, by the monotonic clock."""
 
 
 class ComingThreads:

@@ -54,6 +54,8 @@ class Database(ABC):
     """A write waits for a disk or a server: worth leaving the event loop for."""
     level: str
     """What a commit survives: `process` or `power`."""
+    server_clock: str = ""
+    """SQL for Unix time in seconds by the clock that all who write share; empty where they share a machine."""
     epoch: str = ""
     """As it stands in the transaction under way; it changes whenever blobs are collected."""
     transaction: int = 0
@@ -92,7 +94,9 @@ class Database(ABC):
 
     @abstractmethod
     def exclusive(self, work: Work[T]) -> T:
-        """Do `work` while nobody else writes."""
+        """Do `work` in a transaction while nobody else writes. It may delete what it likes, and what it deletes is
+        overwritten in a file.
+        """
 
     @abstractmethod
     def size(self) -> int:

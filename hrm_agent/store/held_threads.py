@@ -125,6 +125,12 @@ class HeldThread:
             self._enter()
             return self._tools
 
+    def has_tool_call(self, record_id: str) -> bool:
+        """Whether a tool call is known to be on record."""
+        with self._lock:
+            self._enter()
+            return record_id in self._tools
+
     def record(self, record_id: str) -> tuple[ToolCall, bytes] | None:
         """A tool call that was written in this time, and its row; None for another, or one of long ago."""
         with self._lock:

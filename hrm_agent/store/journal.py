@@ -275,8 +275,9 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         status: RunStatus | None = None,
         on_damage: OnDamage | None = None,
         requests: bool = True,
+        newest_first: bool = False,
     ) -> Iterator[Trajectory]:
-        """Trajectories with their calls, in the order in which they were begun.
+        """Trajectories with their calls, in the order in which they were begun, or the other way round.
 
         `on_damage`: told of one that cannot be read, and the others follow; None raises `StoreError`. `requests`: with
         what the calls were sent.
@@ -284,16 +285,30 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         wanted = {"run_id": run_id, "group_id": group_id, "status": status.value if status else None}
         given = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in given) or "1 = 1"
-        return self._trajectories(where, tuple(given.values()), on_damage, requests=requests)
+        values = tuple(given.values())
+        return self._trajectories(where, values, on_damage, requests=requests, newest_first=newest_first)
+
+    def count_trajectories(self, run_id: str | None = None) -> int:
+        """How many are on record, readable or not."""
+        where, values = ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
+        with self._database.read() as cursor:
+            return int(cursor.execute(f"SELECT count(*) FROM trajectories WHERE {where}", values).fetchone()[0])
 
     def forks_of(self, trajectory_id: str) -> list[Trajectory]:
         """The trajectories that were forked from one, in the order in which they were begun."""
         return list(self._trajectories("origin = ?", (trajectory_id,)))
 
     def _trajectories(
-        self, where: str, values: Sequence[Any], on_damage: OnDamage | None = None, *, requests: bool = True
+        self,
+        where: str,
+        values: Sequence[Any],
+        on_damage: OnDamage | None = None,
+        *,
+        requests: bool = True,
+        newest_first: bool = False,
     ) -> Iterator[Trajectory]:
-        for header in self.headers(where, values, on_damage):
+        headers = self.headers(where, values, on_damage)
+        for header in reversed(headers) if newest_first else headers:
             try:
                 whole = self.with_calls(header, requests=requests)
             except StoreError as error:

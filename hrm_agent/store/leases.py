@@ -1,9 +1,14 @@
 """One run at a time on a thread: a lease in the store, kept alive by a heartbeat.
 
 A run that dies leaves its lease behind. Another process on the same machine sees that the owner is gone and takes over
-at once; where it cannot see that (another machine, another container), it has to wait until the lease has run out. A
-clock that differs between machines by more than the lease's length would break this, one that differs by less only
-lengthens or shortens the wait.
+at once; where it cannot see that (another machine, another container), it has to wait until the lease has run out.
+
+No machine's wall clock decides when. On PostgreSQL the server's clock writes the time and is asked for it. A SQLite
+file is written on one machine at a time, whose processes share the kernel's monotonic clock: a row says beside the time
+how far the owner's wall clock stood from that one, and which boot of the kernel it belongs to. An owner of another boot
+is gone. A row without these is of an earlier version (or of a system without `/proc`) and judged by the wall clock. No
+lease is good for longer than `LEASE_SECONDS` from now: one that claims to be, by a clock that was ahead, is cut down to
+that when somebody asks for it; an owner that lives prolongs it again.
 
 Each take-over raises the lease's epoch, which every write of the owner asks for (`hrm_agent.store.fencing`). A lease
 that is given back keeps its row, with the time 0, so that whoever lost it can be told who has had it since; the row
@@ -123,7 +128,7 @@ class Leases:
         self._ahead: dict[str, AcquiredLease] = {}
         """Taken, and not used yet."""
         self._renewed_at = 0.0
-        """When all were prolonged last, by the clock that leases end by."""
+        """When all were prolonged last, by the monotonic clock."""
         self._coming: list[ComingThreads] = []
         self._epoch = 0
         """The highest that this owner has had, of any lease."""
@@ -189,16 +194,19 @@ class Leases:
             if coming is not None:
                 coming.asked_for.discard(thread_id)
                 taken = self._ahead.pop(thread_id, None)
-                if taken is not None and time.time() < max(taken.at, self._renewed_at) + LEASE_SECONDS:
+                if taken is not None and time.monotonic() < max(taken.at, self._renewed_at) + LEASE_SECONDS:
                     return taken
                 others = coming.ask_for(thread_id)
-        generation, now = self._database.held.generation, time.time()
+        generation, now = self._database.held.generation, time.monotonic()
 
-        def acquire(cursor: WriteCursor) -> tuple[int, bool, dict[str, int]]:
+        def acquire(cursor: WriteCursor) -> tuple[tuple[int, bool] | RunError, dict[str, int]]:
             found = self._acquire(cursor, key, thread_id, doing)
-            return *found, self._acquire_new(cursor, others) if others else {}
+            return found, self._acquire_new(cursor, others) if others and not isinstance(found, RunError) else {}
 
-        epoch, new, more = self._database.add(acquire)
+        found, more = self._database.add(acquire)
+        if isinstance(found, RunError):
+            raise found
+        epoch, new = found
         with self._lock:
             expected = coming.asked_for if coming is not None and coming in self._coming else set[str]()
             kept = more.keys() & expected - self._held  # meanwhile one may have been taken by itself
@@ -233,9 +241,10 @@ class Leases:
             ).fetchall()
             known |= {str(row[0]) for row in rows}
         self._epoch += 1
-        facts = self._fence.owner, _this_process(), time.time() + LEASE_SECONDS, self._epoch
+        now, at = _now(self._database)
+        facts = self._fence.owner, _noted_process(self._database), *at, LEASE_SECONDS, self._epoch
         cursor.executemany(
-            "INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?, ?, ?) "
+            f"INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?, {now} + ?, ?) "
             "ON CONFLICT (thread_id) DO NOTHING",
             [(name, *facts) for name in thread_ids if name not in known],
         )
@@ -243,31 +252,49 @@ class Leases:
         ours = cursor.execute(query, (self._fence.owner, self._epoch, *thread_ids)).fetchall()
         return {str(row[0]): self._epoch for row in ours}
 
-    def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> tuple[int, bool]:
-        """Its epoch, and whether it is the first ever that a run holds on a thread of which nothing is on record."""
-        owner, now = self._fence.owner, time.time()
-        query = "SELECT owner, process, expires_at, epoch FROM leases WHERE thread_id = ?"
-        row = cursor.execute(query, (key,)).fetchone() or (owner, "", 0.0, 0)
-        if row[0] != owner and float(row[2]) > now and not _is_gone(str(row[1])):
-            raise _taken(thread_id, doing, f"process {readable(str(row[1]))}")
-        if row[0] != owner and float(row[2]) > 0:
-            self._database.end_writes_of(cursor, str(row[0]))
+    def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> tuple[int, bool] | RunError:
+        """Its epoch, and whether it is the first ever that a run holds on a thread of which nothing is on record.
+
+        Where another has it, the reason for refusing: it is no exception, so that what was noted of the row is kept.
+        """
+        owner = self._fence.owner
+        now, at = _now(self._database)
+        query = f"SELECT owner, process, expires_at, expires_at - {now}, epoch FROM leases WHERE thread_id = ?"
+        row = cursor.execute(query, (*at, key)).fetchone() or (owner, "", 0.0, 0.0, 0)
+        had_by, process, expires_at, epoch_before = str(row[0]), str(row[1]), float(row[2]), int(row[4])
+        if had_by != owner and (left := _seconds_left(self._database, process, expires_at, float(row[3]))) > 0:
+            if left > LEASE_SECONDS:
+                self._cut_down(cursor, key, had_by, epoch_before, expires_at)
+            return _taken(thread_id, doing, f"process {readable(process)}")
+        if had_by != owner:
+            self._database.likely_heads.pop(thread_id, None)  # it may have gone on since we had it
+        if had_by != owner and expires_at > 0:
+            self._database.end_writes_of(cursor, had_by)
         # Higher than any that we have had, also where the row was deleted since: what we lost is not had again by it.
-        epoch = max(int(row[3]), self._epoch) + 1
+        epoch = max(epoch_before, self._epoch) + 1
         # On a server another transaction may have taken it since it was looked at: only what was seen is taken over.
         cursor.execute(
-            "INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?, ?, ?) "
+            f"INSERT INTO leases (thread_id, owner, process, expires_at, epoch) VALUES (?, ?, ?, {now} + ?, ?) "
             "ON CONFLICT (thread_id) DO UPDATE SET owner = excluded.owner, process = excluded.process, "
             "expires_at = excluded.expires_at, epoch = excluded.epoch "
             "WHERE leases.owner = ? AND leases.epoch = ? RETURNING epoch",
-            (key, owner, _this_process(), now + LEASE_SECONDS, epoch, row[0], row[3]),
+            (key, owner, _noted_process(self._database), *at, LEASE_SECONDS, epoch, had_by, epoch_before),
         )
         taken = cursor.fetchone()
         if taken is None:
-            raise _taken(thread_id, doing, "another process")
+            return _taken(thread_id, doing, "another process")
         self._epoch = max(epoch, self._epoch)
-        new = doing == RUN and not row[1] and cursor.execute(_ON_RECORD, (thread_id,) * _TABLES).fetchone() is None
+        new = doing == RUN and not process and cursor.execute(_ON_RECORD, (thread_id,) * _TABLES).fetchone() is None
         return int(taken[0]), new
+
+    def _cut_down(self, cursor: Cursor, key: str, owner: str, epoch: int, expires_at: float) -> None:
+        """Nobody renews a lease for longer than its length: a clock that was ahead has written this one."""
+        now, at = _now(self._database)
+        cursor.execute(
+            f"UPDATE leases SET expires_at = {now} + ? "
+            "WHERE thread_id = ? AND owner = ? AND epoch = ? AND expires_at = ?",
+            (*at, LEASE_SECONDS, key, owner, epoch, expires_at),
+        )
 
     def _release(self, cursor: Cursor, key: str, held: HeldLease | None) -> None:
         """Give back what was held; with None, what may have been taken by a commit whose answer was lost."""
@@ -296,7 +323,7 @@ class Leases:
     def renew(self) -> None:
         """Prolong all that are held, and stop those who hold what was lost."""
         if (held := self._fence.held) or self._ahead:
-            now = time.time()
+            now = time.monotonic()
             lost, ours = self._database.add(lambda cursor: self._renew(cursor, held))
             for error in lost:
                 self._fence.lose(error)
@@ -306,9 +333,11 @@ class Leases:
 
     def _renew(self, cursor: WriteCursor, held: dict[HeldLease, str]) -> tuple[list[LeaseLostError], set[HeldLease]]:
         """What is to be said of those that were lost, and those that are ours."""
+        now, at = _now(self._database)
         cursor.execute(
-            "UPDATE leases SET expires_at = ? WHERE owner = ? AND expires_at > 0 RETURNING thread_id, epoch",
-            (time.time() + LEASE_SECONDS, self._fence.owner),
+            f"UPDATE leases SET expires_at = {now} + ?, process = ? WHERE owner = ? AND expires_at > 0 "
+            "RETURNING thread_id, epoch",
+            (*at, LEASE_SECONDS, _noted_process(self._database), self._fence.owner),
         )
         ours = {HeldLease(str(key), int(epoch)) for key, epoch in cursor.fetchall()}
         given_back = held.keys() - self._fence.held.keys()
@@ -324,10 +353,36 @@ def _key(thread_id: str, doing: str) -> str:
     return thread_id if doing == RUN else f"{thread_id} {doing}"
 
 
-def leased(cursor: Cursor) -> set[str]:
+def _now(database: Database) -> tuple[str, tuple[float, ...]]:
+    """The time that `expires_at` is of, in SQL, and the values for it: a server's own, else this machine's."""
+    return (database.server_clock, ()) if database.server_clock else ("?", (time.time(),))
+
+
+def _seconds_left(database: Database, process: str, expires_at: float, by_wall: float) -> float:
+    """How long a lease is still good for; 0 or less where it is not. `by_wall`: the same by the clock of `_now`."""
+    if expires_at <= 0 or _is_gone(process):
+        return 0.0
+    _, _, _, boot, _, ahead = _parts(process)
+    if database.server_clock or not boot or not (here := _processes_of()[0]):
+        return by_wall
+    if boot != here:  # the one machine that writes to a file was started anew since
+        return 0.0
+    try:
+        return expires_at - float(ahead) - time.monotonic()
+    except ValueError:
+        return by_wall
+
+
+def leased(database: Database, cursor: Cursor) -> set[str]:
     """The threads that a live process, this one included, is running, talking on or working on."""
-    found = cursor.execute("SELECT thread_id, process FROM leases WHERE expires_at > ?", (time.time(),)).fetchall()
-    keys = {str(key) for key, process in found if not _is_gone(str(process))}
+    now, at = _now(database)
+    query = f"SELECT thread_id, process, expires_at, expires_at - {now} FROM leases WHERE expires_at > 0"
+    found = cursor.execute(query, at).fetchall()
+    keys = {
+        str(key)
+        for key, process, expires_at, left in found
+        if _seconds_left(database, str(process), float(expires_at), float(left)) > 0
+    }
     return keys | {key.removesuffix(f" {doing}") for key in keys for doing in (CHAT, COMMAND)}
 
 
@@ -359,6 +414,17 @@ def _this_process() -> str:
     return _named(os.getpid())
 
 
+def _noted_process(database: Database) -> str:
+    """The same as it stands in a row: in a file with how far the wall clock is ahead of the monotonic one."""
+    process = _this_process()
+    return process if database.server_clock else f"{process}/{time.time() - time.monotonic():.3f}"
+
+
+def _parts(process: str) -> list[str]:
+    """Host, number, start, boot, PID namespace, and how far its wall clock is ahead; empty where it is not noted."""
+    return [*process.split("/"), "", "", "", "", ""][:6]
+
+
 @lru_cache(maxsize=1)
 def _named(_: int) -> str:
     return "/".join((socket.gethostname(), str(os.getpid()), _started("self"), *_processes_of()))
@@ -373,7 +439,7 @@ def _is_gone(process: str) -> bool:
     Numbers of processes are compared only within one boot of the kernel and one PID namespace: two containers may have
     one host name. Of others nothing can be seen, and only time decides.
     """
-    _, number, started, *place = [*process.split("/"), "", "", ""][:5]
+    _, number, started, *place = _parts(process)[:5]
     if not number.isdecimal() or not started or tuple(place) != _processes_of() or "" in place:
         return False
     return _started(number) != started
@@ -381,13 +447,14 @@ def _is_gone(process: str) -> bool:
 
 def _processes_of() -> tuple[str, str]:
     """The boot of the kernel, and the PID namespace; empty where it cannot be told what `/proc` shows."""
+    boot = ""
     try:
-        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # of another namespace than ours
-            return "", ""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        if str(Path("/proc/self").readlink()) != str(os.getpid()):  # of another namespace than ours
+            return boot, ""
         return boot, str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:
-        return "", ""
+        return boot, ""
 
 
 def _started(process: str) -> str:

@@ -1,18 +1,20 @@
 """Care of a store: what is in it, and what may go. Whether it is sound says `hrm_agent.store.verification`.
 
-Deleting threads removes their rows; the values that nothing names any more are collected afterwards, by marking what
-checkpoints, writes and the requests of model calls still refer to. Whoever writes at the same time waits, or finds
-another epoch and hands its values in again (`hrm_agent.store.blobs`). What a training run has judged is kept unless it
-is named: its overlays refer to it. So is what a kept run was forked from.
+Deleting threads removes their rows, and in the same transaction the values that nothing names any more, which are found
+by marking what checkpoints, writes and the requests of model calls still refer to. Where something is damaged that may
+name values, the threads go and the values stay, and that is said; the next time they are collected. Whoever writes at
+the same time waits, or finds another epoch and hands its values in again (`hrm_agent.store.blobs`). What a training run
+has judged is kept unless it is named: its overlays refer to it. So is what a kept run was forked from.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cursors import Cursor, placeholders
@@ -26,8 +28,19 @@ from hrm_agent.store.value_reader import references
 from hrm_agent.store.verification import verify
 from hrm_agent.trajectory import RunStatus, Trajectory, step_in_name
 
-__all__ = ["Pruned", "Stats", "collect_values", "delete_runs", "prune", "prune_steps", "stats", "verify"]
+__all__ = [
+    "Pruned",
+    "Stats",
+    "collect_values",
+    "count_loose_values",
+    "delete_runs",
+    "prune",
+    "prune_steps",
+    "stats",
+    "verify",
+]
 
+T = TypeVar("T")
 _AT_ONCE = 500
 _BYTES = {
     "values": ("blobs", ("data",)),
@@ -117,7 +130,7 @@ def prune(
             judged = _judged(cursor)
             kept["judged by a training run"] = sum(h.id in judged for h in due)
             due = [h for h in due if h.id not in judged]
-        running = leased(cursor)
+        running = leased(store.database, cursor)
         kept["being run"] = sum(h.thread_id in running for h in due)
         due = [h for h in due if h.thread_id not in running]
         needed = _origins(cursor, {h.id for h in due})
@@ -130,8 +143,8 @@ def prune(
 
     if dry_run:
         return store.database.read_once(choose)
-    pruned = store.database.write(choose)  # a run may have been resumed since it was looked at
-    return replace(pruned, freed=collect_values(store)) if pruned.thread_ids else pruned
+    pruned, freed = _collecting(store, choose)  # a run may have been resumed since it was looked at
+    return replace(pruned, freed=freed)
 
 
 def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
@@ -153,7 +166,7 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
         rows = cursor.execute("SELECT DISTINCT thread_id FROM checkpoints").fetchall()
         whole = {str(row[0]) for row in rows}
         due = [h for h in old if h.thread_id in whole]
-        needed, running = _origins(cursor, ()), leased(cursor)
+        needed, running = _origins(cursor, ()), leased(store.database, cursor)
         kept["forks"] = sum(h.forked_from is not None for h in due)
         due = [h for h in due if h.forked_from is None]
         kept["a run was forked from them"] = sum(h.id in needed for h in due)
@@ -167,8 +180,8 @@ def prune_steps(store: RunStore, keep: int, *, dry_run: bool = False) -> Pruned:
 
     if dry_run:
         return store.database.read_once(choose)
-    pruned = store.database.write(choose)
-    return replace(pruned, freed=collect_values(store)) if pruned.thread_ids else pruned
+    pruned, freed = _collecting(store, choose)
+    return replace(pruned, freed=freed)
 
 
 _PACKED = (
@@ -247,12 +260,11 @@ def delete_runs(store: RunStore, thread_ids: Sequence[str]) -> int:
     leaving = threads.intersection(thread_ids) | set(due.values())
 
     def delete(cursor: Cursor) -> None:
-        if running := leased(cursor) & leaving:
+        if running := leased(store.database, cursor) & leaving:
             raise StoreError(f"Thread {min(running)!r} is being run.", "Wait for it, or end it.")
         _delete(cursor, due, leaving)
 
-    store.database.write(delete)
-    return collect_values(store)
+    return _collecting(store, delete)[1]
 
 
 def _delete(cursor: Cursor, trajectory_ids: Iterable[str], thread_ids: Iterable[str]) -> None:
@@ -267,30 +279,61 @@ def _delete(cursor: Cursor, trajectory_ids: Iterable[str], thread_ids: Iterable[
         forget_leases(cursor, thread_id)
 
 
+def _collecting(store: RunStore, delete: Callable[[Cursor], T]) -> tuple[T, int]:
+    """What `delete` returns, and how many values were collected with it, in one transaction.
+
+    Raises `StoreError` as `collect_values` does. What was deleted is deleted then.
+    """
+
+    def both(cursor: Cursor) -> tuple[T, int, StoreError | None]:
+        deleted = delete(cursor)
+        try:
+            return deleted, _collect(store, cursor), None
+        except StoreError as error:
+            return deleted, 0, error
+
+    deleted, freed, damaged = store.database.exclusive(both)
+    if damaged is not None:
+        raise damaged
+    return deleted, freed
+
+
 def collect_values(store: RunStore) -> int:
     """Delete the values that no checkpoint, no write and no request names; returns how many.
 
     Raises `StoreError` where something is damaged that may name values: they might be all that is left of it.
     """
+    return store.database.exclusive(lambda cursor: _collect(store, cursor))
 
-    def collect(cursor: Cursor) -> int:
-        marked: set[bytes] = set()
-        fresh: set[bytes] = set()
-        for where, found in stored_references(store.cipher, cursor):
-            fresh.update(_sound(where, found))
-        while fresh:
-            marked |= fresh
-            fresh = _children(store, cursor, fresh) - marked
-        every = [bytes(row[0]) for row in cursor.execute("SELECT hash FROM blobs").fetchall()]
-        loose = [hash_ for hash_ in every if hash_ not in marked]
-        for start in range(0, len(loose), _AT_ONCE):
-            some = loose[start : start + _AT_ONCE]
-            cursor.execute(f"DELETE FROM blobs WHERE hash IN ({placeholders(len(some))})", some)
-        if loose:
-            cursor.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (secrets.token_hex(8),))
-        return len(loose)
 
-    return store.database.exclusive(collect)
+def count_loose_values(store: RunStore) -> int:
+    """How many values no checkpoint, no write and no request names. Raises `StoreError` as `collect_values` does.
+
+    The checkpointer's own `delete_thread` and `prune` leave such, and so do writes that were replaced.
+    """
+    return store.database.read_once(lambda cursor: len(_loose(store, cursor)))
+
+
+def _collect(store: RunStore, cursor: Cursor) -> int:
+    loose = _loose(store, cursor)
+    for start in range(0, len(loose), _AT_ONCE):
+        some = loose[start : start + _AT_ONCE]
+        cursor.execute(f"DELETE FROM blobs WHERE hash IN ({placeholders(len(some))})", some)
+    if loose:
+        cursor.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (secrets.token_hex(8),))
+    return len(loose)
+
+
+def _loose(store: RunStore, cursor: Cursor) -> list[bytes]:
+    marked: set[bytes] = set()
+    fresh: set[bytes] = set()
+    for where, found in stored_references(store.cipher, cursor):
+        fresh.update(_sound(where, found))
+    while fresh:
+        marked |= fresh
+        fresh = _children(store, cursor, fresh) - marked
+    every = [bytes(row[0]) for row in cursor.execute("SELECT hash FROM blobs").fetchall()]
+    return [hash_ for hash_ in every if hash_ not in marked]
 
 
 def _sound(where: str, found: list[bytes] | None) -> list[bytes]:

@@ -1,16 +1,17 @@
 """What may follow the newest checkpoint of a thread.
 
-LangGraph takes the highest id for the newest, and ids begin with the time. So a checkpoint with a lower id than the
-newest one's would be lost: it is refused, with the reason that its writer has for it.
+LangGraph takes the highest id for the newest, and ids begin with the time. Whoever reads a thread goes on after its ids
+(`langgraph_format.continue_ids_after`), wherever its own clock stands. A checkpoint with a lower id than the newest
+one's all the same would be lost: it is refused, with the reason that its writer has for it.
 """
 
 from __future__ import annotations
 
 import time
 from datetime import datetime
-from uuid import UUID
 
 from hrm_agent.errors import RunError
+from hrm_agent.langgraph_format import ticks_of
 from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.database import Database
 from hrm_agent.store.manifests import CheckpointKey
@@ -48,17 +49,10 @@ def refuse_set_back_clock(thread_id: str, newest: str) -> None:
             f"The clock of this machine stands {ahead:,.1f} seconds before the newest checkpoint of thread "
             f"{thread_id!r} ({newest}, made at {datetime.fromtimestamp(made_at):%Y-%m-%d %H:%M:%S}), so that the next "
             "one would be taken for an older one. It was not written.",
-            "Set the clock right, or wait until it has caught up, and resume the run.",
+            "Resume the run: a new process reads the thread first, and goes on after its ids.",
         )
 
 
 def _time_of(checkpoint_id: str) -> float:
-    """Unix time in seconds at which LangGraph made an id; 0 for one in another form."""
-    try:
-        uuid = UUID(checkpoint_id)
-    except ValueError:
-        return 0.0
-    if uuid.version != 6:
-        return 0.0
-    ticks = (uuid.int >> 80) << 12 | (uuid.int >> 64) & 0xFFF
-    return (ticks - _EPOCH_TICKS) / _TICKS
+    """Unix time in seconds at which LangGraph made an id; negative for one in another form."""
+    return (ticks_of(checkpoint_id) - _EPOCH_TICKS) / _TICKS

@@ -5,7 +5,9 @@ connection writes for the whole process, and what waits is committed together (`
 their own (`Readers`). Statements go out in pipeline mode, without waiting for each answer. Where an answer is all but
 certain (the epoch, a lease, the newest checkpoint of a thread that this process writes, that a row is new) the
 transaction asserts it instead of asking. Most transactions are thus one round trip; where an assertion fails, the
-transaction is rolled back and repeated with real questions (`hrm_agent.store.postgres_cursors`).
+transaction is rolled back and repeated with real questions (`hrm_agent.store.postgres_cursors`). That is an error in
+the server's log, so what can be known to have changed is asked about at once: whoever collects values, or takes over
+what another held, tells all that are connected (`NOTIFY`).
 
 A server that restarts in the middle is waited for: each write is idempotent, so work whose commit was not confirmed is
 done again on a new connection. Blobs are collected under an advisory lock that every writer shares.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -26,7 +28,7 @@ from hrm_agent.store.committer import Committer
 from hrm_agent.store.cursors import Cursor, Work
 from hrm_agent.store.fencing import HeldLease, leases_of
 from hrm_agent.store.postgres_reading import LOST, PostgresReading
-from hrm_agent.store.tables import STORE_VERSION, table_names
+from hrm_agent.store.tables import STORE_VERSION, note_brought_forward, table_names
 
 try:
     import psycopg
@@ -57,6 +59,8 @@ _SAME_STATE = (
     "SELECT 1 / coalesce((SELECT count(*) FROM ours) = %s AND value = %s, false)::int FROM meta WHERE key = 'epoch'"
 )
 """Assertions of the same: division by zero where the epoch has changed, or a lease is not ours any more."""
+_CHANGED = "hrm_agent_changed"
+"""The channel on which that is told."""
 _WRITER = "hrm-agent "
 """Before the owner of leases, in the name of the connection that writes under them."""
 
@@ -70,7 +74,7 @@ class PostgresDatabase(PostgresReading):
             self._writer = self._connect_writer()
         except psycopg.Error as error:
             raise self.store_error(error) from error
-        self._broken = self._doubted = False
+        self._broken = self._doubted = self._told = False
         self._prepare(create)
         self._exclusive = threading.Lock()
         self._committer = Committer(self._commit)
@@ -78,10 +82,29 @@ class PostgresDatabase(PostgresReading):
     def _connect_writer(self) -> psycopg.Connection[Any]:
         connection = self._connect()
         connection.execute("SELECT set_config('application_name', %s, false)", (_WRITER + self.fence.owner,))
+        connection.execute(f"LISTEN {_CHANGED}".encode())
+        connection.add_notify_handler(lambda _: self._ask_next())
         return connection
 
+    def _ask_next(self) -> None:
+        """What is known of others' rows may not be so any more: the next transaction asserts nothing."""
+        self._told = True
+
+    def _expects(self) -> bool:
+        """Whether what is known may be asserted."""
+        self._writer.pgconn.consume_input()  # what was told since the last transaction
+        if self._writer.pgconn.notifies() is not None:
+            self._ask_next()
+            while self._writer.pgconn.notifies() is not None:
+                pass
+        told, self._told = self._told, False
+        if told:
+            self.likely_heads.clear()
+        return bool(self.epoch) and not told
+
     def end_writes_of(self, cursor: Cursor, owner: str) -> None:
-        """Its session ends, and with it the transaction that it was stopped in, which holds locks."""
+        """Its session ends, and with it the transaction that it was stopped in, which holds locks. Else it is told."""
+        cursor.execute(f"NOTIFY {_CHANGED}")
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ? "
             "AND usename = current_user AND datname = current_database() AND state <> 'idle'",
@@ -105,7 +128,9 @@ class PostgresDatabase(PostgresReading):
             if version is None or not is_ready:
                 with self._writer.transaction(), self._writer.cursor() as cursor:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                    version = bring_forward(cursor)  # which looks again: another process may have done it
+                    found = stored_version(cursor)  # looked at again: another process may have done it
+                    version = bring_forward(cursor)
+                note_brought_forward(self.url, found or 0)
         except psycopg.Error as error:
             raise self.store_error(error) from error
         self._refuse_newer(version)
@@ -124,7 +149,7 @@ class PostgresDatabase(PostgresReading):
                     self._writer.close()
                 self._writer = self._connect_writer()
             self._broken = self._doubted = False
-            if self.epoch:  # else nothing is known
+            if self._expects():
                 try:
                     return self._attempt(works, needed, assuming=True)
                 except LOST:
@@ -133,21 +158,24 @@ class PostgresDatabase(PostgresReading):
                     _log.debug("A transaction is done again with the server's answers.", exc_info=True)
             return self._attempt(works, needed, assuming=False)
 
-        return self._patiently(transaction)
+        return self.patiently(transaction)
 
     def _attempt(self, works: Sequence[Work[Any]], needed: frozenset[HeldLease], *, assuming: bool) -> list[Any]:
         """One transaction. `assuming`: go on with expected answers, which the server compares; else wait for each."""
+
+        def work_all(cursor: psycopg.Cursor[Any]) -> list[Any]:
+            self.transaction += 1
+            self.heads = {}
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
+            # A statement of its own: it sees what was committed before the lock was had, not before it was asked for.
+            self._ask_state(cursor, needed, assuming=assuming)
+            results = [work(PostgresCursor(cursor, assuming=assuming)) for work in works]
+            cursor.execute("COMMIT")
+            return results
+
         try:
-            with self._writer.pipeline(), self._writer.cursor() as cursor:
-                self.transaction += 1
-                self.heads = {}
-                cursor.execute("BEGIN")
-                cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", (_LOCK,))
-                # A statement of its own: it sees what was committed before the lock was had, not before it was
-                # asked for.
-                self._ask_state(cursor, needed, assuming=assuming)
-                results = [work(PostgresCursor(cursor, assuming=assuming)) for work in works]
-                cursor.execute("COMMIT")
+            results = self._in_pipeline(work_all)
         except BaseException as error:
             self.held.forget()  # what was noted was not written
             with suppress(psycopg.Error):
@@ -181,8 +209,24 @@ class PostgresDatabase(PostgresReading):
 
     def _part_of_whole(self, works: Sequence[Work[Any]]) -> list[Any]:
         self.transaction += 1
-        with self._writer.pipeline(), self._writer.cursor() as cursor:
-            return [work(PostgresCursor(cursor)) for work in works]
+        return self._in_pipeline(lambda cursor: [work(PostgresCursor(cursor)) for work in works])
+
+    def _in_pipeline(self, work: Callable[[psycopg.Cursor[Any]], T]) -> T:
+        """Where `work` fails, a statement before it may have failed as well, whose error comes when the pipeline ends:
+        psycopg would print that. It is the reason, if the connection is lost.
+        """
+        failed: Exception | None = None
+        try:
+            with self._writer.pipeline(), self._writer.cursor() as cursor:
+                try:
+                    return work(cursor)
+                except Exception as error:
+                    failed = error
+        except psycopg.Error:
+            if failed is None or self._writer.closed:
+                raise
+        assert failed is not None
+        raise failed
 
     @contextmanager
     def _one_transaction(self) -> Generator[None]:
@@ -197,28 +241,34 @@ class PostgresDatabase(PostgresReading):
         finally:
             self.heads = {}
 
-    def _doubt_all(self) -> None:
+    def doubt_all(self) -> None:
         """Where one connection was lost, all may be: who reads next connects, who writes next asks first."""
         self._doubted = True
-        self._readers.forget()
+        self.readers.forget()
 
     def lock_thread(self, cursor: Cursor, thread_id: str) -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_LOCK, thread_id))
 
     def exclusive(self, work: Work[T]) -> T:
+        self._refuse_unusable()
         self.flush()
-        try:
+
+        def alone() -> T:
             with self._exclusive, self._connect() as connection, connection.transaction():
                 cursor = connection.cursor()
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                cursor.execute(f"NOTIFY {_CHANGED}".encode())
                 return work(PostgresCursor(cursor))
-        except psycopg.Error as error:
-            raise self.store_error(error) from error
+
+        try:
+            return self.patiently(alone)
+        finally:
+            self.held.forget()
 
     def vacuum(self) -> None:
         self.flush()
         try:
-            with psycopg.connect(self._conninfo, autocommit=True) as connection:
+            with self._connect() as connection:
                 for table in table_names():
                     connection.execute(f"VACUUM FULL {table}".encode())
         except psycopg.Error as error:
@@ -226,7 +276,7 @@ class PostgresDatabase(PostgresReading):
 
     def _close(self) -> None:
         self._committer.close()
-        self._readers.close()
+        self.readers.close()
         self._writer.close()
 
 

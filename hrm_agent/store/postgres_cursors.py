@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import psycopg
 
-__all__ = ["PostgresCursor", "ReadTransaction"]
+__all__ = ["PostgresCursor", "ReadTransaction", "sum_of"]
 
 
 @lru_cache(maxsize=256)
@@ -63,28 +63,31 @@ class PostgresCursor:
 
 
 class ReadTransaction:
-    """A transaction that begins with its first statement: until that is answered, any connection will do."""
+    """A cursor of a transaction that begins with its first statement.
 
-    def __init__(self, begin: Callable[[bytes, Sequence[Any]], psycopg.Cursor[Any]]) -> None:
-        self._begin = begin
-        self.cursor: psycopg.Cursor[Any] | None = None
+    `ask`: executes a statement of that transaction, whose answer has a cursor of its own.
+    """
+
+    def __init__(self, ask: Callable[[bytes, Sequence[Any]], psycopg.Cursor[Any]]) -> None:
+        self.ask = ask
+        self._cursor: psycopg.Cursor[Any] | None = None
 
     def execute(self, query: str, values: Sequence[Any] = (), /) -> Self:
-        if self.cursor is None:
-            self.cursor = self._begin(_translated(query), values)
-        else:
-            self.cursor.execute(_translated(query), values)
+        self._cursor = self.ask(_translated(query), values)
         return self
 
-    def beside(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
-        """A statement of the same transaction, whose answer has a cursor of its own."""
-        if self.cursor is None:
-            self.execute("SELECT 1")
-        assert self.cursor is not None
-        return self.cursor.connection.cursor().execute(query, values)
-
     def fetchone(self) -> Any:
-        return self.cursor.fetchone() if self.cursor else None
+        return self._cursor.fetchone() if self._cursor else None
 
     def fetchall(self) -> list[Any]:
-        return self.cursor.fetchall() if self.cursor else []
+        return self._cursor.fetchall() if self._cursor else []
+
+
+def sum_of(cursor: psycopg.Cursor[Any]) -> tuple[int, int]:
+    """Number and hash of the rows of an answer, in whichever order they came."""
+    result = cursor.pgresult
+    if result is None:
+        return 0, 0
+    columns = range(result.nfields)
+    rows = (tuple([result.get_value(row, column) for column in columns]) for row in range(result.ntuples))
+    return result.ntuples, sum(map(hash, rows))

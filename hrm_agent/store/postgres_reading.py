@@ -17,15 +17,16 @@ from typing import Any, TypeVar
 from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
 from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.database import Database
+from hrm_agent.store.leases import LEASE_SECONDS
 from hrm_agent.store.read_only import ReadOnlyDatabase, made_earlier
-from hrm_agent.store.tables import STORE_VERSION, table_names
+from hrm_agent.store.tables import FIRST_FORWARD, STORE_VERSION, table_names, temporary_tables
 
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
-    from hrm_agent.store.postgres_cursors import ReadTransaction
-    from hrm_agent.store.postgres_tables import is_complete, stored_version
+    from hrm_agent.store.postgres_cursors import ReadTransaction, sum_of
+    from hrm_agent.store.postgres_tables import POSTGRES_TYPES, missing_tables, stored_version
     from hrm_agent.store.readers import Readers
 except ImportError as error:
     raise StoreError(
@@ -42,10 +43,49 @@ _LOOKING_SECONDS = 1.0
 """How long by who only looks."""
 _ANSWER_SECONDS = 10.0
 """How long one attempt to reach it may take."""
+_BRIEFLY_SECONDS = 2.0
+"""The same where the server was waited for in vain already."""
+_SILENT_SECONDS = LEASE_SECONDS / 3
+"""After how long without an answer it is asked whether the server is there. An answer may take longer than that."""
+_WAYS: dict[str, int] = {
+    "keepalives": 1,
+    "keepalives_idle": max(round(LEASE_SECONDS / 3), 1),
+    "keepalives_interval": max(round(LEASE_SECONDS / 6), 1),
+    "keepalives_count": 4,
+    "tcp_user_timeout": round(LEASE_SECONDS * 1000),
+}
+"""Of a connection whose URL says nothing else: one on whose way everything is lost is given up within a lease."""
 _QUERY_SECONDS = 30
 """How long one query of who only looks may take."""
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 """Errors of a connection that is lost."""
+
+
+class WatchedConnection(psycopg.Connection[Any]):
+    """A connection that does not wait for ever for a server that is gone without a word.
+
+    The kernel gives up a way on which nothing is acknowledged. Where something in between goes on to acknowledge (a
+    proxy, a host whose processes are stopped), only a new connection tells a server that is gone from a slow statement.
+    """
+
+    is_there: Callable[[], bool] = staticmethod(lambda: True)
+
+    def wait(self, gen: Generator[Any, Any, T], *options: Any, **named: Any) -> T:
+        return super().wait(self._watched(gen), *options, **named)
+
+    def _watched(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        due = time.monotonic() + _SILENT_SECONDS
+        try:
+            ready = yield next(gen)
+            while True:
+                if not ready and time.monotonic() >= due:
+                    if not self.is_there():
+                        self.close()
+                        raise psycopg.OperationalError("the server does not answer any more")
+                    due = time.monotonic() + _SILENT_SECONDS
+                ready = yield gen.send(ready)
+        except StopIteration as end:
+            return end.value
 
 
 class PostgresReading(Database):
@@ -53,12 +93,15 @@ class PostgresReading(Database):
 
     is_blocking = True
     level = "power"
+    server_clock = "extract(epoch FROM clock_timestamp())::float8"
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self._conninfo = url
         self.url, self.folder = _without_password(url), Path("runs")
-        self._readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
+        self._named = set(conninfo_to_dict(url))
+        self._patient_until = 0.0
+        self.readers = Readers(self._connect, _READERS, _ANSWER_SECONDS)
         self._given_up = False
 
     @property
@@ -66,10 +109,31 @@ class PostgresReading(Database):
         return _PATIENCE_SECONDS
 
     def _connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(self._conninfo, connect_timeout=int(_ANSWER_SECONDS), autocommit=True)
+        """Options that the URL gives are taken from there."""
+        options = {name: value for name, value in _WAYS.items() if name not in self._named}
+        if "connect_timeout" not in self._named:
+            options["connect_timeout"] = round(self._seconds_to_connect())
+        connection = WatchedConnection.connect(self._conninfo, autocommit=True, **options)  # pyright: ignore[reportArgumentType]
+        connection.is_there = self._is_there
+        return connection
+
+    def _seconds_to_connect(self) -> float:
+        """A run that waits for its server ends on time."""
+        if self._given_up:
+            return _BRIEFLY_SECONDS
+        left = self._patient_until - time.monotonic()
+        return min(max(left, _BRIEFLY_SECONDS), _ANSWER_SECONDS) if left > 0 else _ANSWER_SECONDS
+
+    def _is_there(self) -> bool:
+        """Whether the server answers a new connection, if only by a refusal."""
+        try:
+            PostgresReading._connect(self).close()
+        except psycopg.Error as error:
+            return error.sqlstate is not None
+        return True
 
     @abstractmethod
-    def _doubt_all(self) -> None:
+    def doubt_all(self) -> None:
         """One connection was lost: all may be."""
 
     def _refuse_newer(self, version: int) -> None:
@@ -79,20 +143,20 @@ class PostgresReading(Database):
                 "Nothing was changed. Update with `pip install --upgrade hrm-agent`, or name another store.",
             )
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
+    def patiently(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, made again while the server is away. Raises `StoreError` after a minute.
 
         Whoever still asks after that minute finds out at once whether the server is back: a run that ends for want of
         its store has much to close.
         """
-        deadline = time.monotonic() + (0 if self._given_up else self._patience_seconds)
+        deadline = self._patient_until = time.monotonic() + (0 if self._given_up else self._patience_seconds)
         while True:
             try:
                 result = attempt()
                 self._given_up = False
                 return result
             except LOST as error:
-                self._doubt_all()
+                self.doubt_all()
                 if _is_final(error):
                     raise self.store_error(error) from error
                 if self._given_up or time.monotonic() >= deadline:
@@ -107,39 +171,27 @@ class PostgresReading(Database):
         self.flush()
 
         def attempt() -> T:
-            with self._begun() as cursor:
+            with self._begun(goes_on=False) as cursor:
                 return reading(cursor)
 
-        return self._patiently(attempt)
+        return self.patiently(attempt)
 
     @contextmanager
     def _read(self) -> Generator[Cursor]:
         try:
-            with self._begun() as cursor:
+            with self._begun(goes_on=True) as cursor:
                 yield cursor
         except psycopg.Error as error:
             raise self.store_error(error) from error
 
     @contextmanager
-    def _begun(self) -> Generator[Cursor]:
-        reading = ReadTransaction(lambda query, values: self._patiently(lambda: self._begin(query, values)))
+    def _begun(self, *, goes_on: bool) -> Generator[ReadTransaction]:
+        """`goes_on`: where the connection is lost in the middle, on another one."""
+        moment = _Moment(self, goes_on=goes_on)
         try:
-            yield reading
+            yield ReadTransaction(moment.ask)
         finally:
-            if reading.cursor is not None:
-                with suppress(psycopg.Error):
-                    reading.cursor.connection.execute("ROLLBACK")
-                self._readers.give(reading.cursor.connection)
-
-    def _begin(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
-        """The first statement of a transaction that sees one moment, on a connection that nobody else has."""
-        connection = self._readers.take()
-        try:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return connection.cursor().execute(query, values)
-        except BaseException:
-            self._readers.give(connection)
-            raise
+            moment.end()
 
     def size(self) -> int:
         query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname IN "
@@ -170,27 +222,91 @@ class PostgresReading(Database):
         )
 
 
+class _Moment:
+    """A transaction that sees one moment, on a connection that nobody else has. It begins with its first statement:
+    until that is answered, any connection will do.
+
+    Where the connection is lost later, it begins anew on another: all that was asked is asked again, and has to be
+    answered as it was. Then the new moment is as good as the old one, for all that its reader knows.
+    """
+
+    def __init__(self, database: PostgresReading, *, goes_on: bool) -> None:
+        self._database, self._goes_on = database, goes_on
+        self._connection: psycopg.Connection[Any] | None = None
+        self._asked: list[tuple[bytes, Sequence[Any], tuple[int, int]]] = []
+        self._newest: tuple[bytes, Sequence[Any], psycopg.Cursor[Any]] | None = None
+        """The statement that was answered last; what it was answered is summed up when another one follows."""
+
+    def ask(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        if self._newest is not None and self._goes_on:
+            self._asked.append((*self._newest[:2], sum_of(self._newest[2])))
+        cursor = self._answer(query, values)
+        self._newest = (query, values, cursor)
+        return cursor
+
+    def _answer(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        if self._connection is not None:
+            try:
+                return self._connection.cursor().execute(query, values)
+            except LOST:
+                if not self._goes_on:  # its reader begins anew
+                    raise
+                self._database.doubt_all()
+        return self._database.patiently(lambda: self._begin(query, values))
+
+    def _begin(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
+        self.end()
+        connection = self._database.readers.take()
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            for asked, given, answer in self._asked:
+                if sum_of(connection.cursor().execute(asked, given)) != answer:
+                    raise StoreError(
+                        f"The connection to {self._database.url} was lost in the middle of a read, and what had been "
+                        "read by then was written to since.",
+                        "Read it again.",
+                    )
+            cursor = connection.cursor().execute(query, values)
+        except BaseException:
+            self._database.readers.give(connection)
+            raise
+        self._connection = connection
+        return cursor
+
+    def end(self) -> None:
+        """Give the connection back."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK")
+            self._database.readers.give(connection)
+
+
 class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
     """One that is looked at. A read inside a read of the same thread is of the same moment."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._within = threading.local()
-
-        def look(cursor: psycopg.Cursor[Any]) -> tuple[int | None, bool]:
-            version = stored_version(cursor)
-            return version, version is not None and is_complete(cursor, to_write=False)
-
+        self._missing = list[str]()
+        """Statements that make what an earlier version's store is read without, for each connection."""
         try:
             with self._connect() as connection:
-                version, complete = look(connection.cursor())
+                version = stored_version(connection.cursor())
+                missing = missing_tables(connection.cursor()) if version is not None else set[str]()
         except psycopg.Error as error:
             raise self.store_error(error) from error
         if version is None:
             raise StoreError(f"There is no store at {self.url}.", "`hrm-agent run TASK` makes one.")
         self._refuse_newer(version)
-        if version < STORE_VERSION or not complete:
+        if version < FIRST_FORWARD:
             raise made_earlier(self.url)
+        self._missing = temporary_tables(missing, **POSTGRES_TYPES)
+        if self._missing:
+            try:
+                self._connect().close()
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise made_earlier(self.url) from error
 
     @property
     def _patience_seconds(self) -> float:
@@ -199,6 +315,8 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
     def _connect(self) -> psycopg.Connection[Any]:
         connection = super()._connect()
         try:
+            for statement in self._missing:
+                connection.execute(statement.encode())
             connection.execute("SET default_transaction_read_only = on")
             connection.execute(f"SET statement_timeout = '{_QUERY_SECONDS}s'".encode())
         except BaseException:
@@ -206,20 +324,20 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
             raise
         return connection
 
-    def _doubt_all(self) -> None:
-        self._readers.forget()
+    def doubt_all(self) -> None:
+        self.readers.forget()
 
     def change_mark(self) -> Hashable:
         """The server's transactions: it changes with every commit, also one to another database of the server."""
         return self.read_once(lambda cursor: cursor.execute("SELECT pg_current_snapshot()::text").fetchone())
 
     @contextmanager
-    def _begun(self) -> Generator[Cursor]:
+    def _begun(self, *, goes_on: bool) -> Generator[ReadTransaction]:
         outer: ReadTransaction | None = getattr(self._within, "reading", None)
         if outer is not None:
-            yield ReadTransaction(outer.beside)
+            yield ReadTransaction(outer.ask)
             return
-        with super()._begun() as reading:
+        with super()._begun(goes_on=goes_on) as reading:
             self._within.reading = reading
             try:
                 yield reading
@@ -227,7 +345,7 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
                 self._within.reading = None
 
     def _close(self) -> None:
-        self._readers.close()
+        self.readers.close()
 
 
 def _words(error: Exception) -> str:

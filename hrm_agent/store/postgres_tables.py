@@ -16,9 +16,9 @@ from hrm_agent.store.tables import (
     table_names,
 )
 
-__all__ = ["bring_forward", "is_complete", "stored_version"]
+__all__ = ["POSTGRES_TYPES", "bring_forward", "is_complete", "missing_tables", "stored_version"]
 
-_TYPES = {
+POSTGRES_TYPES = {
     "serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "bytes": "BYTEA",
     "integer": "BIGINT",
@@ -26,6 +26,7 @@ _TYPES = {
     "binary": 'COLLATE "C"',
     "clustered": "",
 }
+"""Types of columns, as `tables.schema` takes them."""
 
 
 def stored_version(cursor: psycopg.Cursor[Any]) -> int | None:
@@ -50,7 +51,7 @@ def bring_forward(cursor: psycopg.Cursor[Any]) -> int:
     if FIRST_FORWARD <= version <= STORE_VERSION and not is_complete(cursor):
         _make_tables(cursor)
         for table, column, type_ in LATER_COLUMNS:
-            added = f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {type_.format(**_TYPES)}"
+            added = f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {type_.format(**POSTGRES_TYPES)}"
             cursor.execute(added.encode())
     if FIRST_FORWARD <= version < STORE_VERSION:
         cursor.execute("UPDATE meta SET value = %s WHERE key = 'version'", (str(STORE_VERSION),))
@@ -59,17 +60,22 @@ def bring_forward(cursor: psycopg.Cursor[Any]) -> int:
 
 
 def _make_tables(cursor: psycopg.Cursor[Any]) -> None:
-    for statement in schema(**_TYPES):
+    for statement in schema(**POSTGRES_TYPES):
         cursor.execute(statement.encode())
 
 
-def is_complete(cursor: psycopg.Cursor[Any], *, to_write: bool = True) -> bool:
-    """Whether all tables and columns are there, `to_write` also all indexes; no lock on a table is asked for."""
-    names = (*table_names(), *(LATER_INDEXES if to_write else ()))
-    wanted = [*((name, "") for name in names), *((table, column) for table, column, _ in LATER_COLUMNS)]
+def is_complete(cursor: psycopg.Cursor[Any]) -> bool:
+    """Whether all tables, columns and indexes are there; no lock on a table is asked for."""
+    wanted = [*((name, "") for name in LATER_INDEXES), *((table, column) for table, column, _ in LATER_COLUMNS)]
     query = (
         "SELECT count(*) FROM unnest(%s::text[], %s::text[]) AS w (t, c) WHERE to_regclass(w.t) IS NOT NULL AND "
         "(w.c = '' OR EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = to_regclass(w.t) AND a.attname = w.c))"
     )
     found = cursor.execute(query, ([t for t, _ in wanted], [c for _, c in wanted])).fetchone()
-    return found is not None and found[0] == len(wanted)
+    return not missing_tables(cursor) and found is not None and found[0] == len(wanted)
+
+
+def missing_tables(cursor: psycopg.Cursor[Any]) -> set[str]:
+    """Tables that this version reads, and that the store was made without."""
+    query = "SELECT t FROM unnest(%s::text[]) AS t WHERE to_regclass(t) IS NULL"
+    return {str(name) for (name,) in cursor.execute(query, (table_names(),)).fetchall()}

@@ -64,8 +64,8 @@ class ReadOnlyDatabase(Database):
 
 
 def made_earlier(name: object) -> StoreVersionError:
-    """A store that lacks what this version reads, and that is not to be written to."""
+    """A store that lacks tables which this version reads, and where none may be made beside it for reading."""
     return StoreVersionError(
         f"The store {name} was made by an earlier version of this program, and was opened for reading only.",
-        f"Nothing was changed. A command that may write brings it forward: `hrm-agent history --store {name}`.",
+        f"Nothing was changed. Allow temporary tables, or bring it forward: `hrm-agent store vacuum {name}`.",
     )

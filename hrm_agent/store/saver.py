@@ -29,7 +29,7 @@ from langgraph.pregel import Pregel
 
 from hrm_agent.bounded import remember
 from hrm_agent.errors import StoreError
-from hrm_agent.langgraph_format import ERROR, collect_declared_types
+from hrm_agent.langgraph_format import ERROR, collect_declared_types, continue_ids_after
 from hrm_agent.store.blobs import Blobs
 from hrm_agent.store.checkpoint_codec import (
     REGULAR,
@@ -61,6 +61,7 @@ __all__ = ["StoreSaver", "StoredItem"]
 
 K = TypeVar("K")
 V = TypeVar("V")
+_HIGHEST_OF_THREAD = "(SELECT max(n.id) FROM checkpoints n WHERE n.thread_id = checkpoints.thread_id AND n.ns = '')"
 
 
 class StoredItem(NamedTuple):
@@ -93,6 +94,12 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Threads and checkpoints that were asked for by id: a run may branch off there."""
         self._new: dict[str, None] = {}
         """Threads that were found empty: whoever asked is about to begin them."""
+        self._own: dict[tuple[str, str, str], None] = {}
+        """Checkpoints that this process has written: what its tasks write to them is new."""
+        self._slots: dict[tuple[str, str, str, str, int], None] = {}
+        """What they wrote."""
+        self._highest = ""
+        """The highest id that was read: LangGraph makes higher ones since."""
         self._touched: dict[str, tuple[str, float]] = {}
         """Of each thread the epoch and the time in which it was last noted to be written to."""
 
@@ -149,6 +156,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         place, cipher = self._noted(place_of(config)), self.blobs.cipher
         facts = public_metadata(config, metadata)
         here = (place.thread_id, place.ns, checkpoint["id"])
+        remember(self._own, here, None)
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
         sealed = cipher.seal(ormsgpack.packb(facts, default=str), *here, "metadata")
         self._may_follow(place, facts, checkpoint["id"])
@@ -256,7 +264,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             "VALUES (?, ?, ?, ?, ?, ?, ?) "
             f"ON CONFLICT (thread_id, ns, checkpoint_id, task_id, slot) {again} RETURNING 1"
         )
-        if answered(cursor, query, (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)), (1,)) is None:
+        new = (1,) if key[:3] in self._own and key not in self._slots else None
+        remember(self._slots, key, None)
+        if answered(cursor, query, (*key, task_path, cipher.seal(ormsgpack.packb(given), *place)), new) is None:
             where = "thread_id = ? AND ns = ? AND checkpoint_id = ? AND task_id = ? AND slot = ?"
             stored = cursor.execute(f"SELECT data FROM writes WHERE {where}", key).fetchone()[0]
             merged = merged_writes(cipher.open(stored, *place), given)
@@ -345,6 +355,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         newest = "" if place.checkpoint_id else " ORDER BY id DESC LIMIT 1"
         given = "thread_id = ? AND ns = ?" + (" AND id = ?" if place.checkpoint_id else "")
         values = (place.thread_id, place.ns, place.checkpoint_id)[: 3 if place.checkpoint_id else 2]
+        columns = f"{ROW}, {_HIGHEST_OF_THREAD}" if place.checkpoint_id else ROW
         if place.checkpoint_id and not place.ns:
             self._choose(place.thread_id, place.checkpoint_id)
 
@@ -355,8 +366,14 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         epoch = self.blobs.epoch
 
         def read(cursor: Cursor) -> CheckpointTuple | None:
-            row = cursor.execute(f"SELECT {ROW} FROM checkpoints WHERE {given}{newest}", values).fetchone()
-            return self._reading(cursor, epoch, shared=False).tuples([CheckpointRow(*row)])[0] if row else None
+            row = cursor.execute(f"SELECT {columns} FROM checkpoints WHERE {given}{newest}", values).fetchone()
+            if row is None:
+                return None
+            if place.checkpoint_id and row[-1]:  # what branches off there comes after the thread's newest as well
+                self._go_on_after(str(row[-1]))
+            return self._reading(cursor, epoch, shared=False).tuples(
+                [CheckpointRow(*row[: len(CheckpointRow._fields)])]
+            )[0]
 
         found = self._database.read_once(read)
         if found is None:
@@ -392,10 +409,16 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     def _reading(self, cursor: Cursor, epoch: str, *, shared: bool) -> StoreSnapshot:
         def note(here: tuple[str, str, str], channels: Channels) -> None:
+            self._go_on_after(here[2])
             remember(self._parents, here, (epoch, channels))
 
         reader = self.blobs.reader(cursor, self.serializer, shared=shared)
         return StoreSnapshot(cursor, reader, self.blobs.cipher, note)
+
+    def _go_on_after(self, checkpoint_id: str) -> None:
+        if checkpoint_id > self._highest:
+            self._highest = checkpoint_id
+            continue_ids_after(checkpoint_id)
 
     async def alist(
         self,

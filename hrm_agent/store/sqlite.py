@@ -30,26 +30,19 @@ from hrm_agent.store.cursors import Cursor, Work, WriteCursor, epoch_of
 from hrm_agent.store.fencing import leases_of, read_leases
 from hrm_agent.store.sqlite_file import (
     BUSY_SECONDS,
+    SQLITE_TYPES,
     SqliteFile,
     columns_of,
     lacks_index,
     lacks_table,
     version_in,
 )
-from hrm_agent.store.tables import LATER_COLUMNS, STORE_VERSION, schema
+from hrm_agent.store.tables import LATER_COLUMNS, STORE_VERSION, note_brought_forward, schema
 
 __all__ = ["SqliteDatabase"]
 
 T = TypeVar("T")
 _LEVELS = {"process": "NORMAL", "power": "FULL"}
-_TYPES = {
-    "serial": "INTEGER PRIMARY KEY",
-    "bytes": "BLOB",
-    "integer": "INTEGER",
-    "real": "REAL",
-    "binary": "",
-    "clustered": "WITHOUT ROWID",
-}
 _CACHE_KILOBYTES = 16_000
 _REMEMBERED = 1024
 """Leases that were found to be ours; nobody asks again while no other process has written."""
@@ -97,17 +90,18 @@ class SqliteDatabase(SqliteFile):
 
     def _prepare(self) -> None:
         """Make the tables in a new file, and what this version has gained since an older file was made."""
-        writer = self._writer
-        if version_in(writer) == STORE_VERSION and not (lacks_table(writer) or lacks_index(writer)):
+        writer, version = self._writer, version_in(self._writer)
+        if version == STORE_VERSION and not (lacks_table(writer) or lacks_index(writer)):
             return
         with self._transaction() as cursor:
             self._refuse_newer(version_in(cursor))  # another process may have brought it forward meanwhile
-            for statement in schema(**_TYPES):
+            for statement in schema(**SQLITE_TYPES):
                 cursor.execute(statement)
             for table, column, type_ in LATER_COLUMNS:
                 if column not in columns_of(cursor, table):
-                    cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {type_.format(**_TYPES)}")
+                    cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {type_.format(**SQLITE_TYPES)}")
             cursor.execute(f"PRAGMA user_version={STORE_VERSION}")
+        note_brought_forward(self.url, version)
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Cursor]:
@@ -168,13 +162,29 @@ class SqliteDatabase(SqliteFile):
 
     def exclusive(self, work: Work[T]) -> T:
         def alone(cursor: WriteCursor) -> T:
-            result = work(cursor)
+            cursor.execute("PRAGMA secure_delete=ON")  # words of what is deleted do not stay on free pages
+            try:
+                result = work(cursor)
+            finally:
+                cursor.execute("PRAGMA secure_delete=OFF")
             # What shares the commit comes after it, and is to know.
             self.transaction += 1
             self.epoch, self._data_version = epoch_of(cursor), None
             return result
 
-        return self.write(alone)
+        try:
+            return self.write(alone)
+        finally:
+            self._shed_log()
+
+    def _shed_log(self) -> None:
+        """Nor do words stay in the log, unless another process has it open: then until that closes."""
+        with self._writing, self._reading, suppress(sqlite3.Error):
+            self._writer.execute("PRAGMA busy_timeout=0")
+            try:
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._writer.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
 
     @contextmanager
     def _read(self) -> Generator[Cursor]:

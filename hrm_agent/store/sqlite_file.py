@@ -19,9 +19,28 @@ from hrm_agent.store.tables import (
     table_names,
 )
 
-__all__ = ["BUSY_SECONDS", "SqliteFile", "columns_of", "lacks_index", "lacks_table", "sqlite_url", "version_in"]
+__all__ = [
+    "BUSY_SECONDS",
+    "SQLITE_TYPES",
+    "SqliteFile",
+    "columns_of",
+    "lacks_index",
+    "lacks_table",
+    "missing_tables",
+    "sqlite_url",
+    "version_in",
+]
 
 BUSY_SECONDS = 60.0
+SQLITE_TYPES = {
+    "serial": "INTEGER PRIMARY KEY",
+    "bytes": "BLOB",
+    "integer": "INTEGER",
+    "real": "REAL",
+    "binary": "",
+    "clustered": "WITHOUT ROWID",
+}
+"""Types of columns, as `tables.schema` takes them."""
 
 
 class SqliteFile(Database):
@@ -103,9 +122,14 @@ def version_in(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
 
 def lacks_table(connection: sqlite3.Connection) -> bool:
     """Whether a table or a column is missing that this version reads."""
-    if not _names(connection, "table").issuperset(table_names()):
+    if missing_tables(connection):
         return True
     return any(column not in columns_of(connection, table) for table, column, _ in LATER_COLUMNS)
+
+
+def missing_tables(connection: sqlite3.Connection) -> set[str]:
+    """Tables that this version reads, and that the file was made without."""
+    return set(table_names()) - _names(connection, "table")
 
 
 def lacks_index(connection: sqlite3.Connection) -> bool:

@@ -5,12 +5,16 @@ cannot remove them; while it is open, a writer that closes cannot empty its log 
 alone lacks what is in there. So:
 
 * Each read has a connection of its own, which takes 0.3 ms: between two reads nothing is held. A read inside a read of
-  the same thread shares its connection, and sees the same moment: who reads much at once does so inside `read()`.
+  the same thread shares its connection, and sees the same moment: who reads much at once does so inside `read()`. A
+  command that ends soon keeps one for each of its threads instead (`keeps_connections`).
 * Where the log is missing or empty, nobody's rows are in it: the file is opened as immutable, without locks and without
   files beside it. A writer who comes meanwhile writes to a new log, which that reader does not look at. Only where the
   log is put into the file during the read, what was read is a mixture: then `StoreError` is raised.
 * Where a log has rows, the files are there already, of a writer at work or of one that was killed. The file is opened
   with `mode=ro`; who comes after a crash makes the log's index anew, in `-shm`.
+
+A store of an earlier version is read as it is. Tables that it was made without are taken for empty: each connection has
+temporary ones in their place, in memory.
 """
 
 from __future__ import annotations
@@ -20,14 +24,14 @@ import sqlite3
 import threading
 import time
 from collections.abc import Generator, Hashable
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store.cursors import Cursor
-from hrm_agent.store.read_only import ReadOnlyDatabase, made_earlier
-from hrm_agent.store.sqlite_file import SqliteFile, lacks_table
-from hrm_agent.store.tables import FIRST_TABLE, STORE_VERSION
+from hrm_agent.store.read_only import ReadOnlyDatabase
+from hrm_agent.store.sqlite_file import SQLITE_TYPES, SqliteFile, missing_tables
+from hrm_agent.store.tables import FIRST_TABLE, temporary_tables
 
 __all__ = ["ReadOnlySqlite", "change_mark_of", "is_run_store"]
 
@@ -50,10 +54,13 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
         self.level = ""
         self._identity = _stamp(path)[:2]
         self._within = threading.local()
+        self.keeps_connections = False
+        """A thread's connection stays open for its next read."""
+        self._kept: list[sqlite3.Connection] = []
+        self._missing = list[str]()
         with self._connected() as connection:
-            version = self._refuse_foreign(connection, create=False)
-            if version < STORE_VERSION or lacks_table(connection):
-                raise made_earlier(path)
+            self._refuse_foreign(connection, create=False)
+            self._missing = temporary_tables(missing_tables(connection), **SQLITE_TYPES)
 
     def change_mark(self) -> Hashable:
         return change_mark_of(self._file)
@@ -75,13 +82,15 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
                 yield cursor
             finally:
                 self._within.connection = None
+                with suppress(sqlite3.Error):
+                    cursor.execute("ROLLBACK")
 
     @contextmanager
     def _connected(self) -> Generator[sqlite3.Connection]:
         self._refuse_gone()
         before, immutable = _stamp(self._file), _has_no_log(self._file)
         try:
-            with self._in_words(), closing(self._connect(immutable=immutable)) as connection:
+            with self._in_words(), self._opened(before if immutable else ()) as connection:
                 yield connection
         except StoreError as error:
             if immutable and isinstance(error.__cause__, sqlite3.Error) and _stamp(self._file) != before:
@@ -90,8 +99,34 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
         if immutable and _stamp(self._file) != before:
             raise self._changed()
 
+    @contextmanager
+    def _opened(self, stamp: _Stamp) -> Generator[sqlite3.Connection]:
+        """`stamp`: of the file that is opened as immutable; empty where its log is read as well."""
+        kept: tuple[_Stamp, sqlite3.Connection] | None = getattr(self._within, "kept", None)
+        self._within.kept = None
+        if kept is not None and kept[0] != stamp:
+            kept[1].close()
+            kept = None
+        connection = kept[1] if kept is not None else self._connect(immutable=bool(stamp))
+        keeps = self.keeps_connections and (not stamp or time.time_ns() - stamp[3] > _SETTLED_SECONDS * 1e9)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        if not keeps:
+            connection.close()
+            return
+        self._within.kept = (stamp, connection)
+        if kept is None:
+            self._kept.append(connection)
+
     def _connect(self, *, immutable: bool) -> sqlite3.Connection:
         connection = _connection(self._file, immutable=immutable)
+        if self._missing:
+            connection.execute("PRAGMA temp_store=MEMORY")
+            for statement in self._missing:
+                connection.execute(statement)
         connection.execute("PRAGMA query_only=1")
         connection.execute("PRAGMA trusted_schema=0")  # views and triggers of a foreign file call nothing
         connection.execute(f"PRAGMA cache_size=-{_CACHE_KILOBYTES}")
@@ -115,7 +150,8 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
         return StoreError(f"The store {self._file} was written to while it was being read.", "Read it again.")
 
     def _close(self) -> None:
-        """Nothing is held."""
+        for connection in self._kept:
+            connection.close()
 
 
 def change_mark_of(path: Path) -> Hashable:

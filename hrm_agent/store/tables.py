@@ -7,7 +7,22 @@ sealed; what is looked up by stands beside it in the clear.
 
 from __future__ import annotations
 
-__all__ = ["FIRST_FORWARD", "FIRST_TABLE", "LATER_COLUMNS", "LATER_INDEXES", "STORE_VERSION", "schema", "table_names"]
+import logging
+from collections.abc import Collection
+
+__all__ = [
+    "FIRST_FORWARD",
+    "FIRST_TABLE",
+    "LATER_COLUMNS",
+    "LATER_INDEXES",
+    "STORE_VERSION",
+    "note_brought_forward",
+    "schema",
+    "table_names",
+    "temporary_tables",
+]
+
+_log = logging.getLogger(__name__)
 
 STORE_VERSION = 6
 """Version 1 kept LangGraph's own tables beside the journal's. Version 2 had no requests of their own: a program of that
@@ -15,7 +30,8 @@ time would not see the calls of hosted models, and would collect the values that
 in requests: a program of that time would take them for messages. Version 4 had no packed records: a program of that
 time would call them damaged."""
 FIRST_FORWARD = 2
-"""A store of this version or a later one is brought forward when it is opened."""
+"""A store of this version or a later one is brought forward when it is opened for writing. What was added since are
+tables and columns: who only reads takes those that are missing for empty."""
 
 FIRST_TABLE = "trajectories"
 """A store of any version has it, even one whose making was cut short."""
@@ -94,6 +110,23 @@ def schema(**types: str) -> list[str]:
     `types`: `serial`, `bytes`, `integer`, `real`; `binary`, a collation; `clustered`, for a table that is its index.
     """
     return [statement.strip() for statement in _TABLES.format(**types).split(";") if statement.strip()]
+
+
+def temporary_tables(names: Collection[str], **types: str) -> list[str]:
+    """The statements that make some of the tables for one connection, beside those of the store."""
+    every = zip(table_names(), [each for each in schema(**types) if each.startswith("CREATE TABLE")], strict=True)
+    return [each.replace("CREATE TABLE", "CREATE TEMPORARY TABLE", 1) for name, each in every if name in names]
+
+
+def note_brought_forward(url: str, version: int) -> None:
+    """Tell, in the log, that a store is of this version now. `version`: what it was of; 0 for a new one."""
+    if FIRST_FORWARD <= version < STORE_VERSION:
+        _log.warning(
+            "The store %s had schema version %d and has version %d now: earlier versions of hrm-agent refuse it.",
+            url,
+            version,
+            STORE_VERSION,
+        )
 
 
 def table_names() -> list[str]:

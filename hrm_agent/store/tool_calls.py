@@ -125,7 +125,8 @@ class ToolCallsJournal(ABC):
             return tool_call
         while True:
             row = (*found_by, tool_call.identity.thread_id, sealed)
-            if answered(cursor, f"{_INSERT} DO NOTHING RETURNING 1", row, (1,)) is not None:
+            new = None if held is not None and held.has_tool_call(tool_call.id) else (1,)
+            if answered(cursor, f"{_INSERT} DO NOTHING RETURNING 1", row, new) is not None:
                 return tool_call
             stored = cursor.execute("SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)).fetchone()
             if stored is None:  # deleted meanwhile

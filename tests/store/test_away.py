@@ -12,9 +12,11 @@ import pytest
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store, postgres_reading
+from hrm_agent.store.maintenance import prune, stats, verify
 from hrm_agent.store.postgres import PostgresDatabase
 from hrm_agent.store.readers import Readers
 from tests.support.store.way import Way
+from tests.support.store.writer import write_thread
 
 pytestmark = pytest.mark.whole
 
@@ -52,6 +54,57 @@ def opened(fresh_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ope
         store.database.write(lambda cursor: cursor.execute("CREATE TABLE noted (number INTEGER)"))
         assert store.threads() == []
         yield Opened(store, way, clock)
+
+
+@pytest.mark.parametrize("asked", ["write", "read", "look"])
+def test_a_server_that_is_gone_without_a_word_is_given_up(
+    asked: str, fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent to it is taken, and nothing comes back, on old connections and on new ones."""
+    monkeypatch.setattr(postgres_reading, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(postgres_reading, "_PATIENCE_SECONDS", 3.0)
+    with Way(fresh_database) as way, open_store(way.url) as store:
+        store.database.write(lambda cursor: cursor.execute("CREATE TABLE noted (number INTEGER)"))
+        assert store.threads() == []
+        way.silent = True
+        with pytest.raises(StoreError, match="unreachable for over 3 seconds"):
+            ASKED[asked](store)
+        way.silent = False
+        ASKED[asked](store)
+
+
+def test_a_slow_statement_of_a_server_that_is_there_is_waited_for(
+    fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_reading, "_SILENT_SECONDS", 0.1)
+    with open_store(fresh_database) as store:
+        asked = 0
+        is_there = postgres_reading.PostgresReading._is_there
+
+        def counted(database: Any) -> bool:
+            nonlocal asked
+            asked += 1
+            return is_there(database)
+
+        monkeypatch.setattr(postgres_reading.PostgresReading, "_is_there", counted)
+        with store.database.read() as cursor:
+            assert cursor.execute("SELECT 1 FROM pg_sleep(1)").fetchall() == [(1,)]
+    assert asked > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "timeout", "idle"), [("", "30000", "10"), ("?tcp_user_timeout=7&keepalives_idle=3", "7", "3")]
+)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_the_kernel_gives_up_a_way_within_a_lease_or_when_the_url_says(
+    given: str, timeout: str, idle: str, read_only: bool, fresh_database: str
+) -> None:
+    open_store(fresh_database).close()
+    with open_store(f"{fresh_database}{given}", read_only=read_only) as store:
+        database: Any = store.database
+        with database._connect() as connection:
+            found = connection.info.get_parameters()
+    assert (found["tcp_user_timeout"], found["keepalives_idle"]) == (timeout, idle)
 
 
 def write(store: RunStore) -> None:
@@ -162,12 +215,12 @@ def test_a_reader_that_is_refused_leaves_the_writer_alone(opened: Opened, monkey
     assert isinstance(database, PostgresDatabase)
     write(opened.store)
     writer = database._writer
-    database._readers.forget()
+    database.readers.forget()
 
     def refuse() -> Any:
         raise psycopg.errors.TooManyConnections("sorry, too many clients already")
 
-    monkeypatch.setattr(database._readers, "_connect", refuse)
+    monkeypatch.setattr(database.readers, "_connect", refuse)
     with pytest.raises(StoreError, match="too many clients"):
         read(opened.store)
     write(opened.store)
@@ -198,3 +251,56 @@ def test_many_read_side_by_side(opened: Opened) -> None:
     for thread in threads:
         thread.join()
     assert errors == [] and opened.clock.sleeps == 0
+
+
+# a connection that is lost in the middle of a read
+
+
+READS: dict[str, Callable[[RunStore], Any]] = {
+    "verify": lambda store: list(verify(store)),
+    "stats": stats,
+    "checkpoints": lambda store: [found.checkpoint for found in store.checkpointer.list(ON)],
+    "trajectory": lambda store: store.journal.find_trajectory("id of t"),
+    "prune": lambda store: prune(store, older_than_seconds=1.0, dry_run=True),
+}
+ON: Any = {"configurable": {"thread_id": "t"}}
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("asked", READS)
+def test_a_read_whose_connection_is_lost_at_any_moment_is_what_it_would_have_been(
+    asked: str, read_only: bool, fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_reading, "time", Clock())
+    with open_store(fresh_database) as store:
+        write_thread(store, "t")
+        expected = READS[asked](store)
+    broken = 0
+    with Way(fresh_database) as way, open_store(way.url, read_only=read_only) as store:
+        assert READS[asked](store) == expected
+        for packets in range(200):
+            way.breaks_after = packets
+            assert READS[asked](store) == expected, f"broken after {packets} packets"
+            if way.breaks_after is not None:
+                break
+            broken += 1
+    assert broken > 1
+
+
+def test_a_read_that_cannot_be_of_one_moment_any_more_is_refused(opened: Opened) -> None:
+    """What it had read by then has changed since; what it had not may."""
+    insert = "INSERT INTO noted VALUES (?)"
+    ask = "SELECT number FROM noted ORDER BY number"
+    database: Any = opened.store.database
+    with database.read() as cursor:
+        assert cursor.execute(ask).fetchall() == []
+        cursor.execute("SELECT 1").fetchall()
+        opened.way.shut()
+        opened.way.open()
+        opened.store.database.write(lambda cursor: cursor.execute("CREATE TABLE another (number INTEGER)"))
+        assert cursor.execute("SELECT count(*) FROM another").fetchone() == (0,)
+        opened.way.shut()
+        opened.way.open()
+        opened.store.database.write(lambda cursor: cursor.execute(insert, (1,)))
+        with pytest.raises(StoreError, match=r"lost in the middle of a read.*written to since\. Read it again"):
+            cursor.execute("SELECT 2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,13 +14,14 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from hrm_agent.errors import HrmError, LeaseLostError, StoreError
 from hrm_agent.store import Lease, RunStore, leases, open_store
+from hrm_agent.store.cursors import answered
 from hrm_agent.store.deferred import DeferredWork
 from hrm_agent.store.maintenance import delete_runs, verify
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import RunStatus, ToolStatus
 from tests.support.postgres import PostgresServer
 from tests.support.store.bodies import execute
-from tests.support.store.writer import call, trajectory
+from tests.support.store.writer import call, graph_over, trajectory, write_thread
 from tests.support.trajectory.samples import make_tool_call
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
@@ -44,6 +46,13 @@ def a_tool_call(content: str = "", status: ToolStatus | None = None) -> Any:
 
 def write_checkpoint(store: RunStore) -> None:
     store.checkpointer.put(CONFIG, empty_checkpoint(), {"source": "loop", "step": 1, "parents": {}}, {})
+
+
+def write_checkpoint_of(store: RunStore) -> Any:
+    """A checkpoint after the newest one; its config."""
+    newest = store.checkpointer.get_tuple(CONFIG)
+    config = CONFIG if newest is None else newest.config
+    return store.checkpointer.put(config, empty_checkpoint(), {"source": "loop", "step": 1, "parents": {}}, {})
 
 
 def write_task(store: RunStore) -> None:
@@ -329,6 +338,75 @@ def test_a_finished_trajectory_stands(store: RunStore) -> None:
     store.journal.write_trajectory(trajectory("t", RunStatus.RUNNING))  # taken up again
     store.journal.write_trajectory(late)
     assert store.journal.trajectory("t").answer == "late"
+
+
+# what a server's log says of it
+
+
+def has_been_told(store: RunStore) -> bool:
+    database: Any = store.database
+    return bool(select.select([database._writer.fileno()], [], [], 0)[0])
+
+
+def test_two_that_share_threads_leave_no_error_in_the_server_s_log(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They take turns, do again what the other had begun, collect under each other, and lose their leases."""
+    monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
+    url = postgres.create_database()
+    with open_store(url) as one, open_store(url) as two:
+        write_thread(one, "u")
+        before = len(postgres.log)
+        for number in range(4):
+            store = (one, two)[number % 2]
+            with store.lease("t"):
+                graph_over(store).invoke({"n": 6, "text": str(number)}, CONFIG, durability="sync")
+            store.database.flush()
+        with one.lease("t"):
+            begun = one.journal.write_tool_call(a_tool_call())
+            config = write_checkpoint_of(one)
+            for _ in range(2):
+                one.checkpointer.put_writes(config, [("messages", "w")], "task")
+                one.database.flush()
+            run_out(url)
+            with two.lease("t"):
+                two.checkpointer.get_tuple(CONFIG)
+                assert two.journal.find_repeat("t", begun.name, begun.arguments) == begun.id
+                two.journal.write_tool_call(begun.model_copy(update={"status": ToolStatus.OK}))
+                two.checkpointer.put_writes(config, [("messages", "w"), ("more", "x")], "task")
+                two.database.flush()
+            block_until(lambda: has_been_told(one))
+            with pytest.raises(LeaseLostError):
+                write_task(one)
+        delete_runs(two, ["u"])
+        block_until(lambda: has_been_told(one))
+        one.options.write("v", "a = 1")
+        said = postgres.log[before:]
+        assert not [line for line in said.splitlines() if "ERROR" in line], said
+        assert not [record for record in caplog.records if record.name.startswith("psycopg")]
+    postgres.drop_database(url)
+
+
+def test_a_wrong_assumption_prints_nothing(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the work fails over it before the server has said so."""
+    url = postgres.create_database()
+    with open_store(url) as store:
+        write_thread(store, "u")
+        database: Any = store.database
+        fails = [True]
+
+        def work(cursor: Any) -> str:
+            answered(cursor, "SELECT value FROM meta WHERE key = 'epoch'", (), ("another",))
+            if fails.pop():
+                fails.append(False)
+                raise KeyError("what was expected is not there")
+            return "done"
+
+        assert database.add(work) == "done"
+        assert not [record for record in caplog.records if record.name.startswith("psycopg")]
+    postgres.drop_database(url)
 
 
 # stores of earlier versions

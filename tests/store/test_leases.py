@@ -22,17 +22,20 @@ from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.maintenance import verify
 from hrm_agent.store.saver import StoreSaver
 from hrm_agent.testing import block_until
-from tests.support.store.bodies import execute
+from tests.support.store.bodies import execute, is_file, pass_time
 
 
 class Clock:
-    """Stands still until a test moves it on."""
+    """This process's clocks: the wall's, which may be set, and the kernel's, which may be moved on."""
 
     def __init__(self) -> None:
-        self.now = 1_000_000.0
+        self.ahead = self.passed = 0.0
 
     def time(self) -> float:
-        return self.now
+        return time.time() + self.ahead + self.passed
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed
 
 
 @pytest.fixture
@@ -178,7 +181,9 @@ def test_a_lease_that_was_taken_ahead_and_lost_writes_nothing(
     config: Any = {"configurable": {"thread_id": "b", "checkpoint_ns": ""}}
     with open_store(url) as other, store.leases_ahead(["a", "b"]):
         with store.lease("a"):
-            clock.now += 31
+            clock.passed += 31
+            if not is_file(url):  # whose clock is the server's
+                pass_time(url, 31)
         with other.lease("b"), pytest.raises(RunError, match="'b' is being run already"), store.lease("b"):
             pytest.fail("two runs on one thread")
     with open_store(url) as other, store.leases_ahead(["c", "d", "e"]), store.lease("c"):
@@ -203,31 +208,27 @@ def test_a_lease_is_given_back_when_the_store_is_closed(url: str) -> None:
     assert execute(url, "SELECT thread_id, expires_at FROM leases") == [("t", 0.0)]
 
 
-def test_the_heart_keeps_a_lease_alive(
-    url: str, store: RunStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_heart_keeps_a_lease_alive(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time that it beats, for another 30 seconds."""
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.01)
     with open_store(url) as other, store.lease("t"):
         for _ in range(3):
-            clock.now += 29
-            block_until(lambda: execute(url, "SELECT expires_at FROM leases") == [(clock.now + 30,)])
-            clock.now += 1
+            pass_time(url, 29)
+            block_until(lambda: execute(url, "SELECT expires_at FROM leases")[0][0] > time.time() + 25)
+            pass_time(url, 1)
             with pytest.raises(RunError), other.lease("t"):
                 pytest.fail("a lease that is kept alive ran out")
 
 
-def test_a_lease_that_ran_out_is_taken_over(
-    url: str, store: RunStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_ran_out_is_taken_over(url: str, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner, which was away for so long, does not take it back nor give away the other's."""
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     with open_store(url) as other:
         with store.lease("t"):
-            clock.now += 29
+            pass_time(url, 25)
             with pytest.raises(RunError), other.lease("t"):
                 pytest.fail("it has not run out")
-            clock.now += 2
+            pass_time(url, 6)
             with other.lease("t"):
                 now = execute(url, "SELECT owner, epoch, expires_at FROM leases")
                 assert now[0][1] == 2, "it has changed hands"
@@ -242,12 +243,12 @@ def lease_of(url: str, process: str, expires_at: float) -> None:
     execute(url, "INSERT INTO leases (thread_id, owner, process, expires_at) VALUES (?, ?, ?, ?)", values)
 
 
-def test_another_machine_is_waited_for(url: str, store: RunStore, clock: Clock) -> None:
+def test_another_machine_is_waited_for(url: str, store: RunStore) -> None:
     """Whether its process lives is not ours to see, whatever has its number here."""
-    lease_of(url, "elsewhere/1/1", clock.now + 30)
+    lease_of(url, "elsewhere/1/1", time.time() + 30)
     with pytest.raises(RunError, match="by process 1 on elsewhere"), store.lease("t"):
         pytest.fail("two runs on one thread")
-    lease_of(url, "elsewhere/1/1", clock.now - 1)
+    lease_of(url, "elsewhere/1/1", time.time() - 1)
     with store.lease("t"):
         assert held(store) == ["t"]
 
@@ -261,13 +262,64 @@ def test_the_number_of_a_dead_process_given_to_another_is_not_that_process(url: 
 
 @pytest.mark.parametrize("other", ["/{boot}/1", "/another/{namespace}", "//", ""], ids=["pid", "boot", "none", "old"])
 def test_a_process_that_cannot_be_seen_is_not_taken_for_dead(other: str, url: str, store: RunStore) -> None:
-    """Of another PID namespace or boot, whatever the name of its host; or as it was noted without either."""
+    """Of another PID namespace, whatever the name of its host; or as it was noted without either. Nor on a server one
+    of another boot: that is another machine. On a file it is what ran before this machine was started anew.
+    """
     _, boot, namespace = leases._this_process().rsplit("/", 2)
     process = f"{socket.gethostname()}/1/12345" + other.format(boot=boot, namespace=namespace)
     lease_of(url, process, time.time() + 3600)
+    if is_file(url) and other.startswith("/another"):
+        with store.lease("t"):
+            assert held(store) == ["t"]
+        return
     with pytest.raises(RunError, match="is being run already, by process 1 on"), store.lease("t"):
         pytest.fail("a live owner was taken for dead")
     lease_of(url, process, time.time() - 1)
+    with store.lease("t"):
+        assert held(store) == ["t"]
+
+
+# clocks
+
+
+@pytest.mark.parametrize("ahead", [-86_400.0, -3600.0, 3600.0, 86_400.0])
+@pytest.mark.parametrize("whose", ["owner", "other"])
+def test_a_wall_clock_that_is_wrong_takes_no_live_lease_and_keeps_no_dead_one(
+    whose: str, ahead: float, url: str, store: RunStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the owner's nor that of who asks; also where it is set between two beats of the owner's heart."""
+    monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
+    clock.ahead = ahead if whose == "owner" else 0.0
+    with open_store(url) as other, store.lease("t"):
+        clock.ahead = ahead - clock.ahead
+        for _ in range(2):
+            with pytest.raises(RunError, match="is being run already"), other.lease("t"):
+                pytest.fail("a live lease was taken")
+            with other.database.read() as cursor:
+                assert leases.leased(other.database, cursor) == {"t"}
+            clock.ahead = 0.0
+            store._leases.renew()
+        clock.ahead = ahead
+        store._leases.renew()
+        clock.ahead = 0.0
+        pass_time(url, 31)
+        with other.database.read() as cursor:
+            assert leases.leased(other.database, cursor) == set()
+        with other.lease("t"):
+            assert held(other) == ["t"]
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_a_dead_owner_whose_clock_was_wrong_is_not_waited_for_longer_than_a_lease(
+    ahead: float, url: str, store: RunStore
+) -> None:
+    """As an earlier version wrote it, whose process cannot be seen: the first who asks starts the time."""
+    lease_of(url, "elsewhere/1/1", time.time() + 30 + ahead)
+    if ahead > 0:
+        with pytest.raises(RunError, match="is being run already"), store.lease("t"):
+            pytest.fail("it may be alive")
+        assert time.time() < execute(url, "SELECT expires_at FROM leases")[0][0] <= time.time() + 31
+        pass_time(url, 31)
     with store.lease("t"):
         assert held(store) == ["t"]
 

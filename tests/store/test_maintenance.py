@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -20,11 +23,20 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
+from hrm_agent.cli.main import main
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, leases, open_store
 from hrm_agent.store.hashing import LIST, MSGPACK
 from hrm_agent.store.leases import CHAT, COMMAND
-from hrm_agent.store.maintenance import collect_values, delete_runs, prune, prune_steps, stats, verify
+from hrm_agent.store.maintenance import (
+    collect_values,
+    count_loose_values,
+    delete_runs,
+    prune,
+    prune_steps,
+    stats,
+    verify,
+)
 from hrm_agent.store.packed_records import (
     packed,
     packed_mask,
@@ -35,7 +47,7 @@ from hrm_agent.store.packed_records import (
 )
 from hrm_agent.trajectory import ForkRef, Overlay, RunStatus, StopReason, Trajectory, Verdict
 from hrm_agent.trajectory.forest import path_to, path_tokens
-from tests.support.store.bodies import execute
+from tests.support.store.bodies import execute, stored_bytes
 from tests.support.store.processes import writers
 from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory
 
@@ -121,6 +133,117 @@ def threads(store: RunStore) -> set[str]:
 
 
 # what goes with a thread
+
+
+SECRET = "a word of the one who leaves"
+EVENTS = 4
+"""Moments of a deletion in which its process is killed."""
+
+
+def forget(store: RunStore, name: str, line: Connection) -> None:
+    """Delete the thread `leaves`, by `delete` or `prune`, and die after so many calls of functions of the store."""
+    how, _, moment = name.partition(" ")
+    left = int(moment or 0)
+    calls = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal calls
+        if event == "call" and "/hrm_agent/store/" in frame.f_code.co_filename:
+            calls += 1
+            if left and calls == left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+    if how == "delete":
+        delete_runs(store, ["leaves"])
+    else:
+        prune(store, older_than_seconds=DAY)
+    sys.setprofile(None)
+    line.send(str(calls))
+
+
+def forgets(url: str, name: str) -> str:
+    """What it says; empty where it was killed."""
+    with writers(url, forget, name) as (writer,):
+        writer.begin()
+        try:
+            return writer.says()
+        except EOFError:
+            return ""
+
+
+@pytest.mark.parametrize("how", ["delete", "prune"])
+def test_a_deletion_that_is_killed_took_all_or_nothing(how: str, url: str, store: RunStore) -> None:
+    """At any moment: the thread is whole, or not a word of it is left, as another process finds it."""
+
+    def begin() -> None:
+        talk(store, "leaves", SECRET, SECRET)
+        run(store, "leaves", ended=1.0)
+        store.database.flush()
+
+    run(store, "stays", ended=time.time())
+    begin()
+    calls = int(forgets(url, how))
+    outcomes: set[bool] = set()
+    for moment in {1 + calls * number // EVENTS for number in range(EVENTS)} | {calls}:
+        if "leaves" not in threads(store):
+            begin()
+        assert forgets(url, f"{how} {moment}") == ""
+        gone = "leaves" not in threads(store)
+        assert gone != (SECRET.encode() in rows_in(url)), f"killed at {moment} of {calls}"
+        assert sound(store) and count_loose_values(store) == 0
+        outcomes.add(gone)
+    assert outcomes == {True, False}
+
+
+def rows_in(url: str) -> bytes:
+    return b"".join(data for (data,) in execute(url, "SELECT data FROM blobs"))
+
+
+def test_words_of_what_is_deleted_do_not_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with open_store(path) as store:
+        talk(store, "leaves", *[SECRET * 200] * 5)
+        run(store, "stays")
+        store.database.flush()
+        assert SECRET.encode() in stored_bytes(f"sqlite:///{path}")
+        delete_runs(store, ["leaves"])
+        assert SECRET.encode() not in stored_bytes(f"sqlite:///{path}"), "nor in its log, while it is open"
+
+
+@pytest.mark.parametrize("how", ["delete", "prune", "vacuum"])
+def test_values_that_were_left_are_told_and_go_with_the_next_care(
+    how: str, url: str, store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the checkpointer's own deletion, or by a version that was killed between deleting and collecting."""
+    run(store, "stays", ended=time.time())
+    talk(store, "leaves", SECRET)
+    talk(store, "another", "word")
+    store.checkpointer.delete_thread("leaves")
+    assert SECRET.encode() in rows_in(url)
+    assert main(["store", "verify", url]) == 0
+    assert re.search(r"sound: .*\n\d+ values that nothing refers to: `hrm-agent store vacuum", capsys.readouterr().out)
+    if how == "delete":
+        assert main(["store", "delete", "another", "--store", url]) == 0
+    elif how == "prune":
+        assert main(["store", "prune", url, "--older-than", "9000d"]) == 0
+    else:
+        assert main(["store", "vacuum", url]) == 0
+    assert SECRET.encode() not in rows_in(url)
+    capsys.readouterr()
+    assert main(["store", "verify", url]) == 0 and "nothing refers to" not in capsys.readouterr().out
+
+
+def test_beneath_damage_threads_go_and_their_values_when_it_is_mended(
+    url: str, store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(store, "leaves", SECRET)
+    talk(store, "damaged", "word")
+    execute(url, "UPDATE checkpoints SET manifest = ? WHERE thread_id = 'damaged'", (b"no manifest",))
+    assert main(["store", "delete", "leaves", "--store", url]) == 2
+    assert "No values were collected" in capsys.readouterr().err and threads(store) == {"damaged"}
+    assert main(["store", "delete", "damaged", "--store", url]) == 0
+    assert SECRET.encode() not in rows_in(url)
 
 
 def test_values_of_deleted_threads_go_and_those_of_live_ones_stay(store: RunStore) -> None:
@@ -285,15 +408,15 @@ def test_pruning_keeps_what_is_resumed_meanwhile(store: RunStore, monkeypatch: p
     run(store, "origin")
     run(store, "resumed", of="origin")
     run(store, "nobody's")
-    write = store.database.write
+    exclusive = store.database.exclusive
     with ExitStack() as stack:
 
-        def resumed_before(work: Any, thread_id: str | None = None) -> Any:
-            monkeypatch.setattr(store.database, "write", write)
+        def resumed_before(work: Any) -> Any:
+            monkeypatch.setattr(store.database, "exclusive", exclusive)
             stack.enter_context(store.lease("resumed"))
-            return write(work, thread_id)
+            return exclusive(work)
 
-        monkeypatch.setattr(store.database, "write", resumed_before)
+        monkeypatch.setattr(store.database, "exclusive", resumed_before)
         pruned = prune(store, older_than_seconds=DAY)
     assert pruned.thread_ids == ("nobody's",)
     assert pruned.kept == {"being run": 1, "a run that stays was forked from them": 1}

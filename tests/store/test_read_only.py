@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import stat
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.cli.main import main
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.maintenance import verify
 from hrm_agent.store.read_only import ReadOnlyDatabase
 from hrm_agent.store.tables import STORE_VERSION
 from hrm_agent.trajectory import Overlay, RewardScore, Scoring, Verdict
@@ -201,18 +204,114 @@ def test_a_key_for_a_store_without_one_is_refused(filled: str) -> None:
         open_store(filled, key=KEY, read_only=True)
 
 
-@pytest.mark.parametrize("version", [2, STORE_VERSION - 1, STORE_VERSION + 1])
-def test_another_version_is_refused_and_left_as_it_is(version: int, filled: str) -> None:
-    set_version(filled, version)
-    with pytest.raises(StoreVersionError, match="earlier version" if version < STORE_VERSION else "schema version"):
+def test_a_newer_version_is_refused_and_left_as_it_is(filled: str) -> None:
+    set_version(filled, STORE_VERSION + 1)
+    with pytest.raises(StoreVersionError, match="schema version"):
         open_store(filled, read_only=True)
-    assert version_of(filled) == version
+    assert version_of(filled) == STORE_VERSION + 1
 
 
-def test_one_that_lacks_a_table_is_refused(filled: str) -> None:
-    execute(filled, "DROP TABLE scorings")
-    with pytest.raises(StoreVersionError, match="earlier version"):
-        open_store(filled, read_only=True)
+def age(url: str, version: int) -> None:
+    """Make of a store one as an earlier version made it."""
+    for table in ("draws", "scorings", "options", *(["requests"] if version == 2 else [])):
+        execute(url, f"DROP TABLE {table}")
+    execute(url, "DROP INDEX IF EXISTS overlays_step")
+    if version == 2:
+        execute(url, "DROP INDEX IF EXISTS leases_held")
+        execute(url, "ALTER TABLE leases DROP COLUMN epoch")
+    set_version(url, version)
+
+
+@pytest.mark.parametrize("version", [2, STORE_VERSION - 1])
+def test_an_earlier_version_is_read_and_left_as_it_is(version: int, filled: str, tmp_path: Path) -> None:
+    """What it was made without is empty."""
+    with open_store(filled) as store:
+        expected = facts(store)
+    age(filled, version)
+    before = files_beside(tmp_path)
+    with open_store(filled, read_only=True) as store:
+        found = facts(store)
+        assert list(verify(store)) == []
+    assert found.keys() == expected.keys()
+    for name in expected.keys() - {"scorings", "rubrics"}:
+        assert found[name] == expected[name], name
+    assert (found["scorings"], found["rubrics"]) == ([], [])
+    assert version_of(filled) == version and files_beside(tmp_path) == before
+
+
+@pytest.mark.parametrize("version", [2, STORE_VERSION - 1])
+def test_who_writes_brings_an_earlier_version_forward_and_says_so(
+    version: int, filled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    age(filled, version)
+    open_store(filled).close()
+    said = f"had schema version {version} and has version {STORE_VERSION} now: earlier versions of hrm-agent refuse it"
+    assert said in caplog.text and version_of(filled) == STORE_VERSION
+    caplog.clear()
+    open_store(filled).close()
+    assert caplog.text == ""
+
+
+LOOKS = {
+    "history": ("history",),
+    "history of a thread": ("history", "t"),
+    "history --flat": ("history", "t", "--flat"),
+    "show": ("show", "t"),
+    "lint": ("lint", "{store}"),
+    "export": ("export", "{store}", "{out}"),
+    "diff": ("diff", "t", "t"),
+    "stats": ("store", "stats", "{store}"),
+    "verify": ("store", "verify", "{store}"),
+    "prune --dry-run": ("store", "prune", "{store}", "--older-than", "1d", "--dry-run"),
+    "copy": ("store", "copy", "{store}", "{out}.db"),
+    "replay --check": ("replay", "--check", "{store}"),
+    "replay": ("replay", "t"),
+    "fork --dry-run": ("fork", "t", "--graph", "m:g", "--dry-run"),
+    "eval": ("eval", "{store}"),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_changes_no_file_and_leaves_none(
+    look: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it comes to: of this version and of an earlier one, at rest and after a writer was killed."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "kept"
+    path = folder / "store.db"
+    with open_store(path) as store:
+        fill(store)
+    words = [word.format(store=path, out=tmp_path / "out.jsonl") for word in LOOKS[look]]
+    words += [] if any(str(path) in word for word in words) else ["--store", str(path)]
+    codes: list[int] = []
+    for version in (STORE_VERSION, 2):
+        if version == 2:
+            age(f"sqlite:///{path}", version)
+            for made in tmp_path.glob("out*"):
+                made.unlink()
+        before = {each.name: each.read_bytes() for each in folder.iterdir()}
+        codes.append(main(words))
+        assert {each.name: each.read_bytes() for each in folder.iterdir()} == before, version
+        said = capsys.readouterr()
+        assert "earlier version" not in said.err and "reading only" not in said.err
+    assert codes[0] == codes[1]
+
+
+def test_a_command_that_ends_soon_sees_what_is_written_between_its_reads(tmp_path: Path) -> None:
+    """Though it keeps its connection: at rest, beside a writer, and after it."""
+    path = tmp_path / "store.db"
+    with open_store(path) as store:
+        fill(store)
+    os.utime(path, (1e9, 1e9))  # long ago
+    with open_store(path, read_only=True) as looking:
+        database: Any = looking.database
+        database.keeps_connections = True
+        for number in range(3):
+            assert len(looking.threads()) == len(looking.threads()) == number + 1
+            with open_store(path) as store:
+                fill(store, f"u{number}")
+                assert len(looking.threads()) == number + 2
+        assert len(looking.threads()) == 4
 
 
 def test_an_index_that_is_missing_is_made_by_a_writer_and_not_needed_by_a_reader(filled: str) -> None:

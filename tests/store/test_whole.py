@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -33,9 +34,13 @@ def on(thread: str) -> Any:
     return {"configurable": {"thread_id": thread}}
 
 
-def talking(saver: Any, thread: str, words: str = "hello") -> Any:
+def talking_graph(saver: Any) -> Any:
     graph = StateGraph(MessagesState).add_node("n", lambda _: {"messages": [AIMessage("answer " * 20)]})
-    compiled = graph.add_edge(START, "n").compile(checkpointer=saver)
+    return graph.add_edge(START, "n").compile(checkpointer=saver)
+
+
+def talking(saver: Any, thread: str, words: str = "hello") -> Any:
+    compiled = talking_graph(saver)
     compiled.invoke({"messages": [HumanMessage(words)]}, on(thread))
     return compiled
 
@@ -235,7 +240,7 @@ def test_an_empty_file_is_no_store_to_read_and_one_to_write(tmp_path: Path, caps
         assert store.threads() == []
 
 
-# a clock that was set back
+# a clock that stands before the one that a thread was written by
 
 
 @pytest.fixture
@@ -252,23 +257,28 @@ def set_back(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_back
 
 
-def test_a_clock_that_was_set_back_is_told_and_nothing_is_written(store: RunStore, set_back: Any) -> None:
-    graph = talking(store.checkpointer, "t")
-    before = stats(store).rows["checkpoints"]
-    set_back(3600)
-    for _ in range(2):
-        said = (
-            r"clock of this machine stands 3,\d{3}\.\d seconds before the newest checkpoint of thread 't'.*not written"
-        )
-        with pytest.raises(RunError, match=said):
-            graph.invoke({"messages": [HumanMessage("more")]}, on("t"))
-    assert stats(store).rows["checkpoints"] == before
-    set_back(-3600)
-    graph.invoke({"messages": [HumanMessage("more")]}, on("t"))
-    assert list(verify(store)) == [] and stats(store).rows["checkpoints"] == before + 3
+@pytest.mark.parametrize("seconds", [60, 86_400])
+def test_a_thread_of_a_clock_that_was_ahead_is_gone_on_with_and_branched(
+    seconds: int, url: str, store: RunStore, set_back: Any
+) -> None:
+    """By a process that was not there when it was written: what it writes is the newest, wherever it begins."""
+    talking(store.checkpointer, "t")
+    set_back(seconds)
+    with open_store(url) as later:
+        graph = talking_graph(later.checkpointer)
+        early = [found.config for found in store.checkpointer.list(on("t"))][-2]
+        ended = graph.invoke({"messages": [HumanMessage("more")]}, on("t"))
+        assert graph.get_state(on("t")).values == ended, "the newest is what was written last"
+        set_back(0)
+    with open_store(url) as third:
+        graph = talking_graph(third.checkpointer)
+        edited = graph.update_state(early, {"messages": [HumanMessage("edited")]})
+        assert graph.get_state(on("t")).config == edited, "a branch comes after the newest of its thread as well"
+        ids = [found.checkpoint["id"] for found in third.checkpointer.list(on("t"))]
+    assert list(verify(store)) == [] and len(set(ids)) == len(ids)
 
 
-def test_so_it_is_before_a_subgraph_has_run(store: RunStore, set_back: Any) -> None:
+def test_so_it_is_of_a_subgraph_s(url: str, store: RunStore, set_back: Any) -> None:
     fails = [True]
 
     def step(state: MessagesState) -> dict[str, Any]:
@@ -277,15 +287,30 @@ def test_so_it_is_before_a_subgraph_has_run(store: RunStore, set_back: Any) -> N
         return {"messages": [AIMessage("done")]}
 
     inner = StateGraph(MessagesState).add_node("step", step).add_edge(START, "step").compile()
-    graph: Any = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner")
-    graph = graph.compile(checkpointer=store.checkpointer)
+    builder: Any = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner")
+    graph = builder.compile(checkpointer=store.checkpointer)
     with pytest.raises(ZeroDivisionError):
         graph.invoke({"messages": [HumanMessage("go")]}, on("t"), durability="sync")
-    before, fails[0] = stats(store).rows["checkpoints"], False
+    fails[0] = False
     set_back(3600)
-    with pytest.raises(RunError, match="clock of this machine"):
-        graph.invoke(None, on("t"), durability="sync")
+    with open_store(url) as later:
+        graph = builder.compile(checkpointer=later.checkpointer)
+        ended = graph.invoke(None, on("t"), durability="sync")
+        assert [m.content for m in ended["messages"]] == ["go", "done"]
+        assert graph.get_state(on("t")).values == ended
+
+
+def test_a_lower_id_than_the_newest_is_not_written(store: RunStore, set_back: Any) -> None:
+    """Whoever made it: it would be lost."""
+    graph = talking(store.checkpointer, "t")
+    newest = store.checkpointer.get_tuple(on("t"))
+    assert newest is not None
+    before = stats(store).rows["checkpoints"]
+    set_back(3600)
+    with pytest.raises(RunError, match=r"clock of this machine stands 3,\d{3}\.\d seconds before .*not written"):
+        store.checkpointer.put(newest.config, empty_checkpoint(), {"source": "loop", "step": 9, "parents": {}}, {})
     assert stats(store).rows["checkpoints"] == before
+    assert graph is not None and list(verify(store)) == []
 
 
 # nesting

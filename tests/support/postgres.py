@@ -117,6 +117,11 @@ class PostgresServer:
         if self._process is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def log(self) -> str:
+        """All that the server has said."""
+        return self._log.read_text(encoding="utf-8")
+
     @cached_property
     def _folder(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="hrm-postgres-"))

@@ -235,7 +235,7 @@ def test_an_interrupt_ends_all_and_gives_back_what_is_held(own: Path, monkeypatc
     assert "Resume it: `hrm-agent resume run`" in said
     assert len(workers) == 2 and not any(map(_lives, (worker.pid for worker in workers)))
     with open_store(folder / "run" / "store.db") as store, store.database.read() as cursor:
-        assert leased(cursor) == set()
+        assert leased(store.database, cursor) == set()
     (folder / "waiting").unlink()
     (folder / "waiting").touch()
     (folder / "go").touch()

@@ -13,6 +13,7 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.store.damage import OnDamage
 from hrm_agent.store.run_store import own_run
+from hrm_agent.store.sqlite_read_only import ReadOnlySqlite
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["DEFAULT_STORE", "existing_store", "is_file", "refuse_without_rollouts", "run_folder", "stored_trajectories"]
@@ -24,13 +25,16 @@ _FILES = (".jsonl", ".parquet")
 
 
 @contextmanager
-def existing_store(where: str, allow: Sequence[str] = ()) -> Generator[RunStore]:
+def existing_store(where: str, allow: Sequence[str] = (), *, writes: bool = False) -> Generator[RunStore]:
     """The store at `where`, a path, a folder or a URL. Raises `StoreError` if there is none.
 
-    `allow`: types (`package.module:Type`) that its checkpoints may hold beside those that graphs declare.
+    `allow`: types (`package.module:Type`) that its checkpoints may hold beside those that graphs declare. `writes`:
+    whoever looks opens it for reading alone, so that a store of an earlier version stays one.
     """
     refuse_without_rollouts(where)
-    with open_store(where, create=False, allow=allow) as store:
+    with open_store(where, create=False, allow=allow, read_only=not writes) as store:
+        if isinstance(store.database, ReadOnlySqlite):
+            store.database.keeps_connections = True
         yield store
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.formatting import SUMMARY_COLUMNS, summary_row
-from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names, named_graph
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.errors import StoreError
+from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.store import RunStore
 
 if TYPE_CHECKING:  # a list of runs needs neither
@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # a list of runs needs neither
 
 __all__ = ["run"]
 
+_ROWS = 50
+"""Rows of a list that a person is shown, where --limit says nothing else."""
 _FLAT_COLUMNS = ("index", "step", "checkpoint", "parent", "source", "namespace", "model calls", "tool calls", "next")
 
 
@@ -30,35 +32,43 @@ def run(words: list[str]) -> int:
     parser.add_argument("thread", nargs="?", help="id of a thread, or of its trajectory")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
-    parser.add_argument("--limit", type=int, default=50, help="most rows of a list [50]")
+    parser.add_argument("--limit", type=int, help=f"most rows of a list, the newest [{_ROWS}; with --json all]")
     parser.add_argument("--flat", action="store_true", help="moments as a list, newest first, with those of subgraphs")
     add_own_types(parser, graph=True)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
+    limit = arguments.limit if arguments.limit is not None or arguments.json else _ROWS
+    if limit is not None and limit < 0:
+        raise ConfigError(f"--limit {limit} is no number of rows.", f"0 or more: --limit {_ROWS}.")
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.thread is None:
-            return _list_runs(output, store, arguments.run, arguments.limit)
+            return _list_runs(output, store, arguments.run, limit)
         if arguments.flat:
-            _list_moments(output, store, arguments.thread, arguments.limit, named_graph(arguments))
+            _list_moments(output, store, arguments.thread, limit, named_graph(arguments))
         else:
             _draw(output, store, arguments.thread, named_graph(arguments))
     return 0
 
 
-def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) -> int:
+def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int | None) -> int:
     damaged: dict[str, str] = {}
 
     def on_damage(id_: str, error: StoreError) -> None:
         damaged[id_] = error.message
 
-    found = store.journal.trajectories(run_id=run_id, on_damage=on_damage, requests=False)
+    found = store.journal.trajectories(run_id=run_id, on_damage=on_damage, requests=False, newest_first=True)
     rows = [summary_row(trajectory) for trajectory in islice(found, limit)]
     told = [{"trajectory": id_, "error": reason} for id_, reason in damaged.items()]
-    output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in rows), *told])
+    begun = reversed(rows)  # JSON is in the order of the record
+    output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in begun), *told])
     output.table(SUMMARY_COLUMNS, rows)
     for id_, reason in damaged.items():
         output.say(f"trajectory {id_}: {reason}", style="red")
-    output.say(f"{len(rows)} trajectories in {store.url}" + (f" (the first {limit})" if len(rows) == limit else ""))
+    count = store.journal.count_trajectories(run_id)
+    if limit is None or count <= limit:
+        output.say(f"{len(rows)} trajectories in {store.url}, newest first")
+    else:
+        _say_cut(output, f"{len(rows)} of {count} trajectories in {store.url}, newest first", count)
     if not rows and run_id is None:
         output.say('Nothing is recorded yet: `hrm-agent run "What is 6 times 7?"`, or `hrm-agent record -- PROGRAM`.')
     bare = [thread.thread_id for thread in store.threads() if thread.trajectory_id is None]
@@ -77,7 +87,16 @@ def _draw(output: Output, store: RunStore, thread: str, graph: Graph | None) -> 
         output.say(text, style=style)
 
 
-def _list_moments(output: Output, store: RunStore, thread: str, limit: int, graph: Graph | None) -> None:
+def _say_cut(output: Output, what: str, count: int) -> None:
+    """Said beside the JSON too, which cannot hold it."""
+    told = f"{what}; --limit {count} lists them all"
+    if output.as_json:
+        remark(told)
+    else:
+        output.say(told)
+
+
+def _list_moments(output: Output, store: RunStore, thread: str, limit: int | None, graph: Graph | None) -> None:
     from hrm_agent.runtime.time_travel.read_history import history
 
     found = history(store, thread, graph=graph, branches=False, values=False)
@@ -85,6 +104,8 @@ def _list_moments(output: Output, store: RunStore, thread: str, limit: int, grap
     rows = [_row(moment) for moment in newest_first[:limit]]
     output.result([dict(zip(_FLAT_COLUMNS, row, strict=True)) for row in rows])
     output.table(_FLAT_COLUMNS, rows, title=f"Thread {found.thread_id}, newest moment first")
+    if len(rows) < len(newest_first):
+        _say_cut(output, f"{len(rows)} of {len(newest_first)} moments", len(newest_first))
 
 
 def _row(moment: Moment) -> tuple[object, ...]:

@@ -13,11 +13,19 @@ from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, nearest
+from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, StoreError, nearest
 from hrm_agent.store import RunStore
 from hrm_agent.store.copying import copy_store
 from hrm_agent.store.leases import forget_unused_leases
-from hrm_agent.store.maintenance import delete_runs, prune, prune_steps, stats, verify
+from hrm_agent.store.maintenance import (
+    collect_values,
+    count_loose_values,
+    delete_runs,
+    prune,
+    prune_steps,
+    stats,
+    verify,
+)
 from hrm_agent.store.migrate import check_source, migrate
 from hrm_agent.store.new_store import new_store
 from hrm_agent.store.serializer import allowed_types, declared_types
@@ -83,13 +91,18 @@ def _verify(words: list[str]) -> int:
         with existing_store(arguments.store) as store:
             types = {*allowed_types(arguments.allow), *_types_of_graphs(store)}
             found = list(islice(verify(store, types), _SHOWN_FINDINGS))
+            loose = 0 if found else count_loose_values(store)
     except StoreDamagedError as error:  # so much that it cannot even be opened
-        found = [error.message]
-    output.result({"sound": not found, "findings": found})
+        found, loose = [error.message], 0
+    cut = len(found) == _SHOWN_FINDINGS
+    told = ({"more": True} if cut else {}) | ({"unreferenced_values": loose} if loose else {})
+    output.result({"sound": not found, "findings": found, **told})
     for finding in found:
         output.say(finding)
-    more = " or more" if len(found) == _SHOWN_FINDINGS else ""
+    more = " or more" if cut else ""
     output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
+    if loose:
+        output.say(f"{loose} values that nothing refers to: `hrm-agent store vacuum {arguments.store}` deletes them")
     return 1 if found else 0
 
 
@@ -127,7 +140,7 @@ def _prune(words: list[str]) -> int:
     if arguments.keep_steps is not None:
         return _prune_steps(arguments)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, writes=not arguments.dry_run) as store:
         pruned = prune(
             store,
             older_than_seconds=_seconds(arguments.older_than) if arguments.older_than is not None else None,
@@ -148,7 +161,7 @@ def _prune_steps(arguments: Arguments) -> int:
     if arguments.trained:
         raise ConfigError("--keep-steps deletes no runs: it takes no --trained.", "Leave one of them out.")
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, writes=not arguments.dry_run) as store:
         pruned = prune_steps(store, arguments.keep_steps, dry_run=arguments.dry_run)
     output.result(asdict(pruned))
     count = len(pruned.thread_ids)
@@ -164,7 +177,7 @@ def _delete(words: list[str]) -> int:
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"path or URL [{DEFAULT_STORE}]")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, writes=True) as store:
         freed = delete_runs(store, arguments.threads)
     output.result({"deleted": arguments.threads, "values": freed})
     output.say(f"{len(arguments.threads)} deleted, {freed} values collected; `hrm-agent store vacuum` frees the space")
@@ -174,12 +187,19 @@ def _delete(words: list[str]) -> int:
 def _vacuum(words: list[str]) -> int:
     arguments = _parser("vacuum").read(words)
     output = Output(as_json=arguments.json)
-    with existing_store(arguments.store) as store:
+    with existing_store(arguments.store, writes=True) as store:
         before = store.database.size()
         store.database.write(forget_unused_leases)
+        kept, freed = "", 0
+        try:
+            freed = collect_values(store)
+        except StoreError as error:
+            kept = f"{error.message} {error.hint}"
         store.database.vacuum()
         after = store.database.size()
-    output.result({"before": before, "after": after})
+    output.result({"before": before, "after": after, "values": freed})
+    if freed or kept:
+        output.say(kept or f"{freed} values deleted that nothing refers to")
     output.say(f"{_bytes(before)} before, {_bytes(after)} after")
     return 0
 

@@ -78,7 +78,7 @@ def run(words: list[str]) -> int:
             return 0
         if known is None and not (vars(arguments)["config:graph"] or arguments.config):
             config = config.model_copy(update={"graph": ""})
-    with existing_store(arguments.store, config.allowed_types) as store:
+    with existing_store(arguments.store, config.allowed_types, writes=True) as store:
         if not config.graph:  # nobody could resume it: `resume` takes the options of the fork
             history(store, arguments.thread, branches=False)  # a thread that is not there is told first
             raise RunError("The graph of this thread is not recorded.", "Name it: --graph package.module:attribute.")

@@ -77,7 +77,7 @@ def run(words: list[str]) -> int:
     _refuse_idle(arguments)
     if arguments.check is not None:
         return _check(arguments, output)
-    with existing_store(arguments.store, allowed_names(arguments)) as store:
+    with existing_store(arguments.store, allowed_names(arguments), writes=bool(arguments.live_after)) as store:
         if arguments.live_after:
             return _live(store, arguments, output)
         options = {"refuse_effects": arguments.no_effects, "ignore": arguments.ignore}

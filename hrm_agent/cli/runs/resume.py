@@ -180,7 +180,7 @@ def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[
     with existing_store(where) as store:
         values = _allowing(known_config(store, store.journal.trajectory(thread)), allow)
     config = _with_graph(build_config(RunConfig, values, f"of thread {thread!r}"), arguments)
-    with existing_store(where, config.allowed_types) as store:
+    with existing_store(where, config.allowed_types, writes=True) as store:
         episodes = fork_thread(store, thread, at, config, edit=Edit())
         (trajectory,) = run_forks(store, config, episodes, output, answer)
     return conclude(output, trajectory, where)

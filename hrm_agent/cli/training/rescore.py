@@ -35,7 +35,7 @@ def run(words: list[str]) -> int:
     arguments = _parser().read(words)
     output = Output(as_json=arguments.json)
     _check_name(arguments)
-    with existing_store(arguments.store, arguments.allow) as store:
+    with existing_store(arguments.store, arguments.allow, writes=True) as store:
         damaged: dict[str, str] = {}
         headers = _headers(store, arguments, damaged)
         wanted = _wanted(headers, arguments)

@@ -229,12 +229,23 @@ def _comparable(value: Any) -> Any:
 
 
 def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
-    """A graph's usage without its times, if the record is of an earlier version, which kept them in another form."""
-    if not (isinstance(old, Mapping) and isinstance(new, Mapping) and "began" in old and "spans" in new):
+    """A graph's usage without its times, if the record is of an earlier version, which kept them in another form, or
+    was begun by one.
+    """
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping) and _is_begun_earlier(old, new)):  # pyright: ignore[reportUnknownArgumentType]
         return old, new
     kept = [name for name in cast("Mapping[str, Any]", old) if name not in _TIMES]
     both = cast("tuple[Mapping[str, Any], ...]", (old, new))
     return tuple({name: usage.get(name) for name in kept} for usage in both)  # pyright: ignore[reportReturnType]
+
+
+def _is_begun_earlier(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """What an earlier version had counted is a sum in the record, and spans in the replay: the later ones are alike."""
+    if "spans" not in new or "began" in old:
+        return "spans" in new
+    later = list(old.get("spans", ()))
+    alike = list(new["spans"])[len(new["spans"]) - len(later) :] == later
+    return alike and old.get("seconds", 0.0) > 0 and old.get("thread", new.get("thread")) == new.get("thread")
 
 
 def _equal(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> bool:

@@ -13,6 +13,7 @@ from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import HrmError
 from hrm_agent.store import RunStore
 from hrm_agent.store.damage import DAMAGED, in_a_line
+from hrm_agent.store.leases import leased
 from hrm_agent.store.summaries import headers_page
 from hrm_agent.viewer.json_text import short
 from hrm_agent.viewer.projections.bare_threads import count_bare_threads
@@ -34,10 +35,7 @@ _RUNS = (
     "SELECT run_id, count(*), min(started_at), max(started_at), max(seq), "
     "sum(CASE WHEN status = 'running' THEN 1 ELSE 0 END), sum(length(record)) FROM trajectories GROUP BY run_id"
 )
-_HELD = (
-    "SELECT t.run_id, count(*) FROM leases l JOIN threads t ON t.id = l.thread_id WHERE l.expires_at > ? "
-    "GROUP BY t.run_id"
-)
+_HELD = "SELECT t.id, t.run_id FROM leases l JOIN threads t ON t.id = l.thread_id WHERE l.expires_at > 0"
 
 
 def runs(places: Sequence[Place]) -> dict[str, Any]:
@@ -62,18 +60,18 @@ def runs(places: Sequence[Place]) -> dict[str, Any]:
 
 def place_runs(place: Place) -> list[dict[str, Any]]:
     """The runs of one place. Raises what opening its store raises."""
-    store, now = place.store(), time.time()
+    store = place.store()
     with store.database.read() as cursor:
         rows = {str(row[0]): row[1:] for row in cursor.execute(_RUNS).fetchall()}
         seen = dict(cursor.execute("SELECT run_id, max(updated_at) FROM threads GROUP BY run_id").fetchall())
-        held = dict(cursor.execute(_HELD, (now,)).fetchall())
+        taken = cursor.execute(_HELD).fetchall()
+        live = leased(store.database, cursor) if taken else set[str]()
+    held = {str(run) for thread, run in taken if str(thread) in live}
     own = own_run_id(place.folder) if place.folder is not None and config_of(place.folder) else None
     names = [*rows, *([own] if own is not None and own not in rows else [])]
     if not names and seen:
         names = [""]  # threads of a program of one's own
-    return [
-        _run(place, store, name, rows.get(name), seen.get(name), bool(held.get(name)), name == own) for name in names
-    ]
+    return [_run(place, store, name, rows.get(name), seen.get(name), name in held, name == own) for name in names]
 
 
 def is_own_run(place: Place, run: str) -> bool:

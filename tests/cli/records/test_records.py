@@ -111,6 +111,28 @@ def test_history_lists_the_runs(store: str, hrm: Command) -> None:
     assert hrm("history", "--store", store, "--run", "other", "--json").json == []
 
 
+def test_history_lists_the_newest_and_says_what_it_leaves_out(tmp_path: Path, hrm: Command) -> None:
+    """As JSON it is whole, or says on stderr that it is not."""
+    path = str(tmp_path / "many.db")
+    with open_store(path) as opened:
+        for number in range(60):
+            opened.journal.write_trajectory(
+                make_trajectory(id=f"id-{number}", thread_id=f"thread-{number}", calls=(), tool_calls=())
+            )
+    whole = hrm("history", "--store", path, "--json")
+    newest_first = [f"thread-{number}" for number in reversed(range(60))]
+    assert [row["thread"] for row in whole.json] == newest_first[::-1] and whole.err == ""
+    shown = hrm("history", "--store", path).out
+    assert "thread-59" in shown and "thread-10" in shown and "thread-9 " not in shown
+    assert "50 of 60 trajectories in" in shown and "--limit 60 lists them all" in shown
+    cut = hrm("history", "--store", path, "--json", "--limit", "3")
+    assert [row["thread"] for row in cut.json] == newest_first[2::-1] and "3 of 60 trajectories" in cut.err
+    every = hrm("history", "--store", path, "--limit", "60").out
+    assert "thread-0 " in every and "60 trajectories in" in every and "--limit" not in every
+    refused = hrm("history", "--store", path, "--limit", "-1")
+    assert refused.code == 2 and "--limit -1 is no number of rows" in refused.err
+
+
 def test_show(store: str, hrm: Command) -> None:
     with open_store(store) as opened:
         opened.journal.write_overlays(

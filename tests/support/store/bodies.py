@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-__all__ = ["execute", "is_file", "set_version", "stored_bytes", "version_of"]
+__all__ = ["execute", "is_file", "pass_time", "set_version", "stored_bytes", "version_of"]
 
 
 def is_file(url: str) -> bool:
@@ -25,6 +25,11 @@ def execute(url: str, statement: str, values: Sequence[Any] = ()) -> list[tuple[
     with psycopg.connect(url, autocommit=True) as connection:
         cursor = connection.execute(statement.replace("?", "%s").encode(), values)
         return [tuple(map(_plain, row)) for row in cursor.fetchall()] if cursor.description else []
+
+
+def pass_time(url: str, seconds: float) -> None:
+    """Leases are as they would be so many seconds later, by whichever clock they are of."""
+    execute(url, "UPDATE leases SET expires_at = expires_at - ? WHERE expires_at > 0", (seconds,))
 
 
 def version_of(url: str) -> int:

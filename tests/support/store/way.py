@@ -1,4 +1,4 @@
-"""A way to a server, which can be shut and opened, and on which an answer may be lost."""
+"""A way to a server, which can be shut and opened, on which answers may be lost, or everything without a word."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
 class Way:
     """A proxy before a PostgreSQL server.
 
-    `deaf`: numbers of commits, counted from one, that are done while the client is not told: its connection breaks.
+    `silent`: everything is taken and nothing passed on, as by a partition for ever. `breaks_after`: so many packets of
+    answers from now its connection breaks. `deaf`: numbers of commits, counted from one, that are done while the client
+    is not told: its connection breaks.
     """
 
     def __init__(self, url: str, deaf: Collection[int] = ()) -> None:
@@ -30,6 +32,8 @@ class Way:
         self._address: tuple[str, int] = self._listener.getsockname()
         self.url = f"{before}:{self._address[1]}/{name}"
         self.lost = self._commits = 0
+        self.silent = False
+        self.breaks_after: int | None = None
         self._deaf, self._lock = deaf, threading.Lock()
         self._ends: list[socket.socket] = []
 
@@ -75,11 +79,23 @@ class Way:
     def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if answers and self._loses(data):
+                if answers and (self._breaks() or self._loses(data)):
                     break
+                if self.silent:
+                    continue
                 target.sendall(data)
         for end in (source, target):
             _break(end)
+
+    def _breaks(self) -> bool:
+        with self._lock:
+            if self.breaks_after is None:
+                return False
+            self.breaks_after -= 1
+            if self.breaks_after >= 0:
+                return False
+            self.breaks_after = None
+            return True
 
     def _loses(self, data: bytes) -> bool:
         with self._lock:
