@@ -20,7 +20,7 @@ from importlib import import_module
 from keyword import iskeyword
 
 from hrm_agent import __version__
-from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest
+from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest, to_install
 from hrm_agent.frozen_heap import begin_program
 from hrm_agent.unicode import for_terminal
 
@@ -160,7 +160,7 @@ def _group(name: str, commands: Mapping[str, str], width: int) -> list[str]:
     return [f"{name.capitalize()}:", *(f"  {command:{width}}  {text}" for command, text in commands.items()), ""]
 
 
-_FOR_TRAINING = {"accelerate", "jaxtyping", "llguidance", "psutil", "pyarrow", "safetensors", "torch", "transformers"}
+_FOR_TRAINING = {"accelerate", "jaxtyping", "llguidance", "pyarrow", "safetensors", "torch", "transformers"}
 
 
 def _explain(error: Exception) -> tuple[str, str, int]:
@@ -174,7 +174,7 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, HrmError):
         return error.message, error.hint, 2
     if isinstance(error, ModuleNotFoundError) and error.name in _FOR_TRAINING:
-        return f"This needs {error.name}, which is not installed.", "Run `pip install 'hrm-agent[train]'`.", 2
+        return f"This needs {error.name}, which is not installed.", f"Run `{to_install('train')}`.", 2
     return f"Unexpected {type(error).__name__}: {error}", "Run the command again with --debug to see where.", 1
 
 

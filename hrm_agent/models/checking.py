@@ -16,7 +16,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 
-from hrm_agent.errors import ModelError
+from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.adapter_folder import on_its_base
 from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.current_policy import Backend
@@ -144,7 +144,7 @@ def _configuration(folder: Path) -> dict[str, Any]:
 
 
 def _lack(package: str, what: str, extra: str) -> Lack:
-    return Lack(what, f"{package} is not installed: `pip install 'hrm-agent[{extra}]'`.")
+    return Lack(what, f"{package} is not installed: `{to_install(extra)}`.")
 
 
 def _hosted(model: BaseChatModel) -> Capabilities:

@@ -16,7 +16,7 @@ import pytest
 from hrm_agent import __version__
 from hrm_agent.cli.main import COMMANDS, _explain, main, module_of
 from hrm_agent.cli.records import lint as lint_command
-from hrm_agent.errors import StoreError, StoreFullError
+from hrm_agent.errors import StoreError, StoreFullError, to_install
 from tests.cli.conftest import Command
 
 
@@ -52,7 +52,7 @@ def test_what_needs_packages_for_training_says_so(words: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "This needs accelerate, which is not installed. Run `pip install 'hrm-agent[train]'`." in done.stderr
+    assert f"This needs accelerate, which is not installed. Run `{to_install('train')}`." in done.stderr
 
 
 def test_version(hrm: Command) -> None:

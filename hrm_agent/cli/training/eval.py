@@ -153,4 +153,4 @@ def _say_written(output: Output, written: list[Path]) -> None:
     if written:
         output.say(f"Written: {', '.join(map(str, written))}")
     if written and written[0].name == "results.json" and len(written) < 3:
-        output.say("No picture: matplotlib is not installed. Run: pip install 'hrm-agent[train]'")
+        output.say("No picture: matplotlib is not installed. Run `pip install matplotlib`.")
