@@ -203,9 +203,9 @@ _EXTRAS = {"anthropic": "anthropic", "azure_openai": "openai", "google_genai": "
 
 def _hosted(asked: ModelString) -> Backend:
     name, extra = asked.text, _EXTRAS.get(asked.scheme)
-    install = f"Run `{to_install(extra)}`."
-    if extra is None:
-        install = "Run `pip install langchain` and the provider's package, for example langchain-ollama."
+    install = "Run `pip install langchain` and the provider's package, for example langchain-ollama."
+    if extra is not None:
+        install = f"Run `{to_install(extra)}`."
     if find_spec("langchain") is None:
         raise ModelError(f"Policy {name!r} names a hosted model, which needs langchain.", install)
     from langchain.chat_models import init_chat_model  # pyright: ignore[reportMissingImports]
