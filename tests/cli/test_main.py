@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import sqlite3
 import subprocess
 import sys
-from importlib import metadata
+from contextlib import redirect_stdout, suppress
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 import pytest
@@ -43,6 +45,28 @@ def test_every_command_has_a_help_page(command: str, hrm: Command) -> None:
     with pytest.raises(SystemExit) as ended:
         hrm(*command.split(), "--help")
     assert ended.value.code == 0
+
+
+WITH_ACTIONS = {name: getattr(import_module(module_of(name)), "ACTIONS", {}) for name in COMMANDS}
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", *COMMANDS, *(f"{name} {action}" for name, actions in WITH_ACTIONS.items() for action in actions)],
+)
+def test_help_fits_a_terminal_of_80_columns(words: str, hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line goes beyond it, where the terminal would break it anywhere; and no word is broken."""
+
+    def shown(columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with redirect_stdout(io.StringIO()) as out, suppress(SystemExit):
+            main([*words.split(), "--help"])
+        return out.getvalue().splitlines()
+
+    narrow = shown(80)
+    assert [line for line in narrow if len(line) > 80] == []
+    # Choices that go on below the first ones begin anew after a bar; a wide terminal has them in one word.
+    assert set(re.split(r"[\s|]+", " ".join(narrow))) == set(re.split(r"[\s|]+", " ".join(shown(1000))))
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "rl"]])

@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # a list of runs needs neither
 __all__ = ["run"]
 
 _FLAT_COLUMNS = ("index", "step", "checkpoint", "parent", "source", "namespace", "model calls", "tool calls", "next")
+_FLAT_SPARE = ("parent", "namespace", "source", "step")
+_SPARE = ("trajectory", "model", "tools", "calls", "graph", "tokens", "started")
+"""Columns that a narrow terminal does not show, the first one first: a run is known by its thread as well."""
 
 
 def run(words: list[str]) -> int:
@@ -55,7 +58,7 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int) 
     rows = [summary_row(trajectory) for trajectory in islice(found, limit)]
     told = [{"trajectory": id_, "error": reason} for id_, reason in damaged.items()]
     output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in rows), *told])
-    output.table(SUMMARY_COLUMNS, rows)
+    output.table(SUMMARY_COLUMNS, rows, spare=_SPARE)
     for id_, reason in damaged.items():
         output.say(f"trajectory {id_}: {reason}", style="red")
     output.say(f"{len(rows)} trajectories in {store.url}" + (f" (the first {limit})" if len(rows) == limit else ""))
@@ -84,7 +87,7 @@ def _list_moments(output: Output, store: RunStore, thread: str, limit: int, grap
     newest_first = sorted(found.walk(), key=lambda moment: moment.checkpoint_id, reverse=True)
     rows = [_row(moment) for moment in newest_first[:limit]]
     output.result([dict(zip(_FLAT_COLUMNS, row, strict=True)) for row in rows])
-    output.table(_FLAT_COLUMNS, rows, title=f"Thread {found.thread_id}, newest moment first")
+    output.table(_FLAT_COLUMNS, rows, title=f"Thread {found.thread_id}, newest moment first", spare=_FLAT_SPARE)
 
 
 def _row(moment: Moment) -> tuple[object, ...]:

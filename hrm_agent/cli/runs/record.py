@@ -27,7 +27,7 @@ def run(words: list[str]) -> int:
     """The program's own exit code."""
     at = words.index("--") if "--" in words else len(words)
     parser = Parser("record", "Run a program, and record every LangGraph graph that it and its children invoke.")
-    parser.usage = "hrm-agent record [--store STORE] [--allow MODULE:TYPE] -- COMMAND [ARGUMENT ...]"
+    parser.usage = "hrm-agent record [OPTIONS] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
     add_own_types(parser)
     arguments, command = parser.read(words[:at]), words[at + 1 :]

@@ -6,9 +6,12 @@ from dataclasses import asdict
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, nearest
 
-__all__ = ["run"]
+__all__ = ["ACTIONS", "run"]
+
+ACTIONS = {"check": "capabilities of a model, and what each missing one requires"}
 
 
 def run(words: list[str]) -> int:
@@ -19,8 +22,7 @@ def run(words: list[str]) -> int:
         raise ConfigError(
             f"`hrm-agent models` has no action {words[0]!r}.", nearest(words[0], ["check"]) or "Its action: check."
         )
-    listed = "  check  capabilities of a model, and what each missing one requires"
-    Parser("models ACTION", f"Check models.\n\n{listed}").read(words or ["--help"])
+    Parser("models ACTION", f"Check models.\n\n{command_list(ACTIONS)}").read(words or ["--help"])
     return 0
 
 
