@@ -189,6 +189,8 @@ def _explain(error: Exception) -> tuple[str, str, int]:
         return error.message, error.hint, 2
     if isinstance(error, ModuleNotFoundError) and error.name in _FOR_TRAINING:
         return f"This needs {error.name}, which is not installed.", f"Run `{to_install('train')}`.", 2
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename} cannot be used: {error.strerror}.", "Check the path, and who may write there.", 2
     return f"Unexpected {type(error).__name__}: {error}", "Run the command again with --debug to see where.", 1
 
 

@@ -117,7 +117,10 @@ def model_folder(name: str, *, adapter: bool = False) -> str:
     """
     asked = whole = parse_model(name)
     if not asked.local:
-        raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", _TRAINABLE)
+        hint = _TRAINABLE
+        if asked.scheme == "vllm":
+            hint = f"Name its weights by --policy, and the server by --engine vllm --servers '{name}'."
+        raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", hint)
     if not asked.name or (not asked.scheme and not is_folder(asked.name)):
         raise ModelError(f"There is no model folder {asked.base!r}.", _TRAINABLE)
     if not asked.scheme and is_adapter_folder(asked.name):

@@ -77,13 +77,17 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help="results as JSON on stdout")
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
-    def read(self, words: Sequence[str]) -> Arguments:
-        """Parse `words`; an unknown flag is an error that names the nearest one."""
+    def read(self, words: Sequence[str], *, surplus: str = "") -> Arguments:
+        """Parse `words`; an unknown flag is an error that names the nearest one.
+
+        `surplus`: what to do about an argument too many.
+        """
         arguments, unknown = self.parse_known_args(words)
         if unknown:
             flag = unknown[0].partition("=")[0]
             what = "flag" if flag.startswith("-") else "argument"
-            raise ConfigError(f"{self.prog} has no {what} {flag!r}.", nearest(flag, self._flags()) or self._see_help())
+            hint = (surplus if what == "argument" else nearest(flag, self._flags())) or self._see_help()
+            raise ConfigError(f"{self.prog} has no {what} {flag!r}.", hint)
         return arguments
 
     def error(self, message: str) -> NoReturn:

@@ -9,7 +9,7 @@ from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.formatting import SUMMARY_COLUMNS, summary_row
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names, named_graph
-from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 
@@ -30,7 +30,7 @@ def run(words: list[str]) -> int:
     parser = Parser(
         "history", "List the runs of a store; with a thread, the tree of its moments and what ran between them."
     )
-    parser.add_argument("thread", nargs="?", help="id of a thread, or of its trajectory")
+    parser.add_argument("thread", nargs="?", type=thread_name, help="id of a thread, or of its trajectory")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     parser.add_argument("--limit", type=int, default=50, help="most rows of a list [50]")

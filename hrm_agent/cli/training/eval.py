@@ -34,7 +34,7 @@ __all__ = ["eval_run", "run"]
 
 def run(words: list[str]) -> int:
     parser = _parser()
-    arguments = parser.read(words)
+    arguments = parser.read(words, surplus="Two records are compared by `hrm-agent eval --compare A B`.")
     output = Output(as_json=arguments.json)
     prices = read_prices(arguments.price) if arguments.price else None
     if arguments.compare:
