@@ -12,6 +12,7 @@ import sys
 from contextlib import redirect_stdout, suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from hrm_agent import __version__
 from hrm_agent.cli.main import COMMANDS, _explain, main, module_of
 from hrm_agent.cli.records import lint as lint_command
 from hrm_agent.errors import StoreError, StoreFullError, to_install
+from hrm_agent.store import open_store
 from tests.cli.conftest import Command
 
 
@@ -97,14 +99,33 @@ def test_version(hrm: Command) -> None:
         (["show", "x", "--store", "nowhere"], "There is no store at nowhere."),
         (["history", "--limit", "many"], "invalid int value: 'many'"),
         (["train", "rll"], "There is no training 'rll'. Did you mean 'rl'?"),
+        (["eval", "a", "b"], "Two records are compared by `hrm-agent eval --compare A B`."),
+        (["run", "What", "is", "6?"], "A task of several words goes in quotes."),
+        (["record", "python", "x.py"], "`hrm-agent record -- python theirs.py`"),
+        (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`."),
+        (["history", "mine.db"], "mine.db is a store, and no thread. `hrm-agent history --store mine.db`"),
+        (["show", "folder"], "folder is a store, and no thread."),
+        (["diff", "a", "mine.db"], "mine.db is a store, and no thread."),
+        (["view", "agent.py"], "agent.py is no store."),
+        (["run", "x", "--graph", "./agnt.py:graph"], "There is no file agnt.py in "),
+        (["run", "x", "--graph", "./agnt.py:graph"], "Did you mean 'agent.py'?"),
+        (["eval", "--rewards", "./agnt.py:rubric"], "Did you mean 'agent.py'?"),
+        (["eval", "--tasks", "./agnt.py:tasks"], "Did you mean 'agent.py'?"),
+        (["run", "x", "--policy", "openai:"], "'openai:' names no model."),
+        (["train", "rl", "--policy", "vllm:http://h:1/v1"], "--engine vllm --servers 'vllm:http://h:1/v1'"),
+        (["export", "mine.db", "--out", "agent.py/x.jsonl"], "agent.py cannot be used: File exists."),
     ],
 )
 def test_a_mistake_is_one_paragraph_and_exit_code_2(words: list[str], said: str, hrm: Command) -> None:
+    Path("agent.py").write_text("")
+    Path("folder").mkdir()
+    for name in ("mine.db", "folder/store.db"):
+        open_store(name).close()
     done = hrm(*words)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert done.err.startswith("hrm-agent: ")
-    assert done.err.count("\n") == 1
+    assert done.err.replace("hrm-agent: loading torch; the first time this takes up to a minute\n", "").count("\n") == 1
 
 
 def test_errors_as_json(hrm: Command) -> None:
