@@ -73,13 +73,11 @@ def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("python", ["", sys.executable])
-def test_an_interpreter_without_vllm_is_told_before_any_server_is_started(
-    python: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interpreter_without_vllm_is_told_before_any_server_is_started(python: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot be started by .*: it has no vLLM") as raised:
         opened(tmp_path, server_python=python)
     assert ("[vllm]" in raised.value.hint, "--server-python" in raised.value.hint) == (not python, True)
-    assert not [*(tmp_path / "engines").glob("*.log")] and "started" not in raised.value.message
+    assert not [*(tmp_path / "engines").glob("*.log")]
 
 
 def test_a_server_that_never_comes_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
