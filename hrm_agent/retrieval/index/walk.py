@@ -8,8 +8,93 @@ from pathlib import Path
 
 from hrm_agent.errors import RetrievalError
 
-__all__ = ["files_in", "inside"]
+__all__ = ["files_in", "inside", "no_document"]
 
+_NOT_DOCUMENTS = {
+    **dict.fromkeys(
+        ("__pycache__", "build", "dist", "node_modules", "runs", "site-packages", "venv"), "made by programs"
+    ),
+    **dict.fromkeys(
+        [
+            ".bat",
+            ".c",
+            ".cc",
+            ".cfg",
+            ".cpp",
+            ".cs",
+            ".css",
+            ".csv",
+            ".go",
+            ".h",
+            ".hpp",
+            ".ini",
+            ".ipynb",
+            ".java",
+            ".js",
+            ".json",
+            ".jsonl",
+            ".jsx",
+            ".kt",
+            ".lock",
+            ".lua",
+            ".mjs",
+            ".php",
+            ".pl",
+            ".ps1",
+            ".py",
+            ".pyi",
+            ".r",
+            ".rb",
+            ".rs",
+            ".scala",
+            ".sh",
+            ".sql",
+            ".swift",
+            ".toml",
+            ".ts",
+            ".tsv",
+            ".tsx",
+            ".vue",
+            ".xml",
+            ".yaml",
+            ".yml",
+        ],
+        "code or data",
+    ),
+    **dict.fromkeys(
+        [
+            ".7z",
+            ".bin",
+            ".bz2",
+            ".db",
+            ".db-shm",
+            ".db-wal",
+            ".gguf",
+            ".gz",
+            ".log",
+            ".npy",
+            ".npz",
+            ".onnx",
+            ".parquet",
+            ".pickle",
+            ".pkl",
+            ".pt",
+            ".pth",
+            ".pyc",
+            ".safetensors",
+            ".so",
+            ".sqlite",
+            ".tar",
+            ".tgz",
+            ".whl",
+            ".xz",
+            ".zip",
+            ".zst",
+        ],
+        "made by programs",
+    ),
+}
+"""Name of a folder, or end of a file's name -> what it is."""
 _HINT = "Name a folder of text, Markdown, HTML or PDF files."
 
 
@@ -43,6 +128,20 @@ def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
     if not found and not closed:
         raise RetrievalError(f"There is no file in {folder}; the index was left as it is.", _HINT)
     return [*found, *(f"{path}/" for path in closed)]
+
+
+def no_document(path: str) -> str | None:
+    """Why a file of a folder is taken for no document, by its name alone; None if it may be one.
+
+    A folder that holds an agent holds its code, its runs and its models as well: whoever indexes it means its texts.
+    """
+    *folders, name = path.rstrip("/").split("/")
+    folders += [name] if path.endswith("/") else []
+    for folder in folders:
+        if folder in _NOT_DOCUMENTS:
+            return f"in {folder}, {_NOT_DOCUMENTS[folder]}"
+    suffix = "." + name.rpartition(".")[2].lower()
+    return f"{suffix}, {_NOT_DOCUMENTS[suffix]}" if suffix in _NOT_DOCUMENTS else None
 
 
 def _real_folders(folder: Path) -> Iterator[tuple[int, int]]:
