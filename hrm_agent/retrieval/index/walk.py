@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,91 +11,17 @@ from hrm_agent.errors import RetrievalError
 
 __all__ = ["files_in", "inside", "no_document"]
 
-_NOT_DOCUMENTS = {
-    **dict.fromkeys(
-        ("__pycache__", "build", "dist", "node_modules", "runs", "site-packages", "venv"), "made by programs"
-    ),
-    **dict.fromkeys(
-        [
-            ".bat",
-            ".c",
-            ".cc",
-            ".cfg",
-            ".cpp",
-            ".cs",
-            ".css",
-            ".csv",
-            ".go",
-            ".h",
-            ".hpp",
-            ".ini",
-            ".ipynb",
-            ".java",
-            ".js",
-            ".json",
-            ".jsonl",
-            ".jsx",
-            ".kt",
-            ".lock",
-            ".lua",
-            ".mjs",
-            ".php",
-            ".pl",
-            ".ps1",
-            ".py",
-            ".pyi",
-            ".r",
-            ".rb",
-            ".rs",
-            ".scala",
-            ".sh",
-            ".sql",
-            ".swift",
-            ".toml",
-            ".ts",
-            ".tsv",
-            ".tsx",
-            ".vue",
-            ".xml",
-            ".yaml",
-            ".yml",
-        ],
-        "code or data",
-    ),
-    **dict.fromkeys(
-        [
-            ".7z",
-            ".bin",
-            ".bz2",
-            ".db",
-            ".db-shm",
-            ".db-wal",
-            ".gguf",
-            ".gz",
-            ".log",
-            ".npy",
-            ".npz",
-            ".onnx",
-            ".parquet",
-            ".pickle",
-            ".pkl",
-            ".pt",
-            ".pth",
-            ".pyc",
-            ".safetensors",
-            ".so",
-            ".sqlite",
-            ".tar",
-            ".tgz",
-            ".whl",
-            ".xz",
-            ".zip",
-            ".zst",
-        ],
-        "made by programs",
-    ),
-}
-"""Name of a folder, or end of a file's name -> what it is."""
+_MADE = re.compile(r"__pycache__|build|dist|node_modules|runs|site-packages|venv")
+"""Folders that programs write."""
+_CODE = re.compile(
+    r"bat|c|cc|cfg|cpp|cs|css|csv|go|h|hpp|ini|ipynb|java|js|json|jsonl|jsx|kt|lock|lua|mjs|php|pl|ps1|py|pyi|r|rb|rs"
+    r"|scala|sh|sql|swift|toml|ts|tsv|tsx|vue|xml|yaml|yml"
+)
+_MADE_FILES = re.compile(
+    r"7z|bin|bz2|db|db-shm|db-wal|gguf|gz|log|npy|npz|onnx|parquet|pickle|pkl|pt|pth|pyc|safetensors|so|sqlite|tar|tgz"
+    r"|whl|xz|zip|zst"
+)
+"""Ends of names."""
 _HINT = "Name a folder of text, Markdown, HTML or PDF files."
 
 
@@ -137,11 +64,12 @@ def no_document(path: str) -> str | None:
     """
     *folders, name = path.rstrip("/").split("/")
     folders += [name] if path.endswith("/") else []
-    for folder in folders:
-        if folder in _NOT_DOCUMENTS:
-            return f"in {folder}, {_NOT_DOCUMENTS[folder]}"
-    suffix = "." + name.rpartition(".")[2].lower()
-    return f"{suffix}, {_NOT_DOCUMENTS[suffix]}" if suffix in _NOT_DOCUMENTS else None
+    for folder in filter(_MADE.fullmatch, folders):
+        return f"in {folder}, made by programs"
+    suffix = name.rpartition(".")[2].lower() if "." in name else ""
+    if _CODE.fullmatch(suffix):
+        return f".{suffix}, code or data"
+    return f".{suffix}, made by programs" if _MADE_FILES.fullmatch(suffix) else None
 
 
 def _real_folders(folder: Path) -> Iterator[tuple[int, int]]:
