@@ -7,8 +7,8 @@ Every run is a thread of the store that it prints: `hrm-agent show tank --store 
 and the same command again reads the answers back instead of asking once more.
 
 The small policy that comes with the package knows problems of this kind (those of
-`hrm_agent.training.tasks.word_problems`) over numbers that it has never seen, and nothing else. Nobody has told it what
-a tank is. It takes some 10 seconds.
+`hrm_agent.training.tasks.word_problems`) over numbers that it has never seen, and nothing else. It takes
+some 10 seconds.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from hrm_agent.files import replacing
 
 __all__ = [
     "COMMAND_KEY",
+    "COMPARED",
     "CONFIG_FILE",
     "ONE_BY_ONE",
     "ON_RECORD",
@@ -43,6 +44,8 @@ CONFIG_FILE = "config.toml"
 COMMAND_KEY = "command"
 """A config file may say which command it is for; the file saved beside a run always does."""
 
+COMPARED = "compared"
+"""The context in which two configurations are put beside each other: what is not set counts as what it comes to."""
 ON_RECORD = "on record"
 """Context in which a config class is built from the values of a run on record."""
 
@@ -245,7 +248,7 @@ def changed_keys(config: BaseModel, values: Mapping[str, Any], where: str, free:
 def _leaves(config: BaseModel, prefix: str = "") -> dict[str, Any]:
     """The keys of `config` with their values; those of a config class within it as `outer.key`."""
     leaves: dict[str, Any] = {}
-    for key, value in config.model_dump(mode="json").items():
+    for key, value in config.model_dump(mode="json", context=COMPARED).items():
         inner = getattr(config, key)
         within = isinstance(inner, BaseModel)
         leaves |= _leaves(inner, f"{prefix}{key}.") if within else {f"{prefix}{key}": value}

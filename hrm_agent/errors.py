@@ -28,7 +28,9 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
-from pathlib import PurePath
+from functools import cache
+from pathlib import Path, PurePath
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -49,6 +51,7 @@ __all__ = [
     "UnstorableError",
     "nearest",
     "place_of",
+    "to_install",
 ]
 
 _OWN = f"{os.sep}hrm_agent{os.sep}"
@@ -142,6 +145,29 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`"Did you mean 'x'?"` for the known name closest to `name`, else an empty string."""
     match = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"Did you mean {match[0]!r}?" if match else ""
+
+
+@cache
+def to_install(*extras: str) -> str:
+    """The `pip` command that adds extras to this installation: from where it came, which need not be an index."""
+    import json
+    from importlib import metadata
+    from urllib.parse import unquote, urlsplit
+
+    brackets = f"[{','.join(extras)}]"
+    try:
+        told = metadata.distribution("hrm-agent").read_text("direct_url.json")
+        source: dict[str, Any] = json.loads(told) if told else {}
+    except (metadata.PackageNotFoundError, ValueError):  # a checkout on the path of Python
+        source = {"url": Path(__file__).parents[1].as_uri(), "dir_info": {"editable": True}}
+    url = str(source.get("url", ""))
+    if vcs := source.get("vcs_info"):
+        revision = vcs.get("requested_revision") or vcs.get("commit_id", "")
+        return f"pip install 'hrm-agent{brackets} @ {vcs.get('vcs', 'git')}+{url}{'@' * bool(revision)}{revision}'"
+    if url.startswith("file://"):
+        editable = "-e " if source.get("dir_info", {}).get("editable") else ""
+        return f"pip install {editable}'{unquote(urlsplit(url).path)}{brackets}'"
+    return f"pip install 'hrm-agent{brackets} @ {url}'" if url else f"pip install 'hrm-agent{brackets}'"
 
 
 def place_of(error: BaseException) -> str | None:

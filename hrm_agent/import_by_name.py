@@ -9,12 +9,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.trajectory import content_hash
 
-__all__ = ["import_by_name", "imported_files", "search_in", "types_by_name"]
+__all__ = ["NoFileError", "import_by_name", "imported_files", "search_in", "types_by_name"]
 
+_LOOKED_FOR = "./file.py is looked for in the folder where the command is typed."
 _PREFIX = "user_graph_"
+
+
+class NoFileError(ConfigError):
+    """A file that was named is not there."""
 
 
 def search_in(folder: str) -> None:
@@ -26,7 +31,7 @@ def search_in(folder: str) -> None:
 def import_by_name(name: str, folder: str) -> ModuleType:
     """Import a module, or a file whose name ends in `.py`. `folder`: where the command was typed.
 
-    Raises whatever the module raises; FileNotFoundError for a file that is not there.
+    Raises whatever the module raises; `NoFileError` for a file that is not there.
     """
     search_in(folder)
     return _import_file(Path(folder, name)) if name.endswith(".py") else importlib.import_module(name)
@@ -42,7 +47,8 @@ def _import_file(path: Path) -> ModuleType:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None or not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
+        near = nearest(path.name, (each.name for each in path.parent.glob("*.py")))
+        raise NoFileError(f"There is no file {path.name} in {path.parent.resolve()}. {near}".strip(), _LOOKED_FOR)
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
@@ -65,6 +71,8 @@ def types_by_name(names: Iterable[str]) -> list[str]:
             raise ConfigError(f"--allow {name!r} names no type.", "Write --allow package.module:Type.")
         try:
             found = getattr(import_by_name(module, str(Path.cwd())), attribute, None)
+        except NoFileError:
+            raise
         except Exception as error:  # whatever the user's module raises
             raise ConfigError(
                 f"--allow {name!r} does not import: {type(error).__name__}: {error}.",

@@ -19,7 +19,7 @@ def new_figure(width: float, height: float, title: str = "") -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("matplotlib is not installed.", "Run `pip install 'hrm-agent[train]'`.") from error
+        raise ConfigError("matplotlib is not installed.", "Run `pip install matplotlib`.") from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:

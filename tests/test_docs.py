@@ -35,7 +35,7 @@ pytestmark = pytest.mark.whole
 PROJECT = Path(__file__).parents[1]
 PAGES = [*PROJECT.glob("README.md"), *sorted((PROJECT / "docs").glob("*.md"))]
 MENTIONED = {"cd", "git", "pip", "python", "source"}
-KILLED = re.compile(r'hrm-agent (.*?)\s*\| \{ read -r line; pkill -9 -f "thread \w+"; \}\s*(#.*)?')
+KILLED = re.compile(r"hrm-agent (.*?)\s*# Ctrl-C")
 _FENCE = re.compile(
     r"^(?P<slow><!-- slow -->\n+)?```(?P<language>\w*) ?(?P<file>[\w.]*)[^\n]*\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,

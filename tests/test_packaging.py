@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +19,8 @@ from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
+
+from hrm_agent.errors import to_install
 
 pytestmark = pytest.mark.whole
 
@@ -208,3 +212,40 @@ def test_the_oldest_numpy_that_is_declared_is_one_that_py3langid_takes() -> None
     (oldest,) = (one.version for one in declared.specifier if one.operator == ">=")
     (needed,) = (one for one in map(Requirement, requires("py3langid") or ()) if one.name == "numpy")
     assert needed.specifier.contains(oldest)
+
+
+PATH = "file:///home/me/my%20code"
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ({"url": PATH, "dir_info": {"editable": True}}, "pip install -e '/home/me/my code[train]'"),
+        ({"url": PATH, "dir_info": {}}, "pip install '/home/me/my code[train]'"),
+        ({"url": f"{PATH}/a.whl", "archive_info": {}}, "pip install '/home/me/my code/a.whl[train]'"),
+        ({"url": "https://x.org/a.whl", "archive_info": {}}, "pip install 'hrm-agent[train] @ https://x.org/a.whl'"),
+        (
+            {"url": "https://x.org/a.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "pip install 'hrm-agent[train] @ git+https://x.org/a.git@abc'",
+        ),
+        (None, "pip install 'hrm-agent[train]'"),
+    ],
+)
+def test_what_is_missing_is_installed_from_where_the_package_came(
+    origin: dict[str, object] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (about := tmp_path / "hrm_agent-1.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: hrm-agent\nVersion: 1\n")
+    if origin is not None:
+        (about / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert to_install.__wrapped__("train") == command
+
+
+def test_no_hint_names_the_package_by_a_name_that_no_index_has() -> None:
+    """`to_install` alone knows what to type."""
+    folders = ("hrm_agent", "graphs", "training", "docs")
+    texts = [PROJECT / "README.md", *(path for folder in folders for path in (PROJECT / folder).rglob("*.[pm][yd]"))]
+    by_name = re.compile(r"pip install ['\"]?hrm-agent(?!\S* @ )")
+    found = [str(path) for path in texts if by_name.search(path.read_text()) and path.name != "errors.py"]
+    assert found == []

@@ -202,9 +202,9 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     """With source: scores that stand for each run's own rewards, by the name of `hrm-agent rescore`, or feedback."""
     steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages); with --from, unless given, one pass over what is on record."""
-    max_tokens: int = Field(default=256, ge=1)
+    max_tokens: int = Field(default=256, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
     """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout)."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Sampling temperature of the rollouts, and of the log-probs in the loss; 0 would make all rollouts alike."""
     seed: int = 0
     """Decides the tasks and their order, the draw of kept rollouts, and the seeds of all model calls."""

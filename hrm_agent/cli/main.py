@@ -12,19 +12,22 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
+from shutil import get_terminal_size
+from textwrap import wrap
 
 from hrm_agent import __version__
-from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest
+from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest, to_install
 from hrm_agent.frozen_heap import begin_program
 from hrm_agent.unicode import for_terminal
 
-__all__ = ["COMMANDS", "COMMAND_GROUPS", "main", "module_of"]
+__all__ = ["COMMANDS", "COMMAND_GROUPS", "command_list", "fitted", "main", "module_of"]
 
 COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     "runs": {
@@ -143,24 +146,35 @@ def _versions() -> str:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "usage: hrm-agent COMMAND [OPTIONS]",
-            "",
-            "Reasoning agents that learn: what a graph run leaves on record is what a trainer learns from.",
-            "",
-            *(line for group, commands in COMMAND_GROUPS.items() for line in _group(group, commands, width)),
-            "`hrm-agent COMMAND --help` lists the options of a command. Every command takes --json (results as JSON on",
-            "stdout) and --debug (tracebacks).",
-        ]
+    groups = (f"{name.capitalize()}:\n{command_list(commands, width)}\n\n" for name, commands in COMMAND_GROUPS.items())
+    return fitted(
+        "usage: hrm-agent COMMAND [OPTIONS]\n\n"
+        "Reasoning agents that learn: what a graph run leaves on record is what a trainer learns from.\n\n"
+        f"{''.join(groups)}"
+        "`hrm-agent COMMAND --help` lists the options of a command. Every command takes --json (results as JSON on "
+        "stdout) and --debug (tracebacks)."
     )
 
 
-def _group(name: str, commands: Mapping[str, str], width: int) -> list[str]:
-    return [f"{name.capitalize()}:", *(f"  {command:{width}}  {text}" for command, text in commands.items()), ""]
+def command_list(commands: Mapping[str, str], width: int = 0) -> str:
+    """Commands or actions, one a line, each with what it does. `width`: characters of the first column, at least."""
+    width = max(width, *map(len, commands))
+    return "\n".join(f"  {command:{width}}  {text}" for command, text in commands.items())
 
 
-_FOR_TRAINING = {"accelerate", "jaxtyping", "llguidance", "psutil", "pyarrow", "safetensors", "torch", "transformers"}
+def fitted(text: str, columns: int = 0) -> str:
+    """Lines that fit the terminal, or `columns`: broken between words alone, the rest below the text of a list."""
+    columns = columns or get_terminal_size().columns - 1
+    return "\n".join(line for given in text.split("\n") for line in _broken(given, columns) or [""])
+
+
+def _broken(line: str, columns: int) -> list[str]:
+    head = re.match(r" *(?:\S+ {2,})?", line)
+    indent = " " * (head.end() if head else 0)
+    return wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+_FOR_TRAINING = {"accelerate", "jaxtyping", "llguidance", "pyarrow", "safetensors", "torch", "transformers"}
 
 
 def _explain(error: Exception) -> tuple[str, str, int]:
@@ -174,7 +188,9 @@ def _explain(error: Exception) -> tuple[str, str, int]:
     if isinstance(error, HrmError):
         return error.message, error.hint, 2
     if isinstance(error, ModuleNotFoundError) and error.name in _FOR_TRAINING:
-        return f"This needs {error.name}, which is not installed.", "Run `pip install 'hrm-agent[train]'`.", 2
+        return f"This needs {error.name}, which is not installed.", f"Run `{to_install('train')}`.", 2
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename} cannot be used: {error.strerror}.", "Check the path, and who may write there.", 2
     return f"Unexpected {type(error).__name__}: {error}", "Run the command again with --debug to see where.", 1
 
 

@@ -192,8 +192,10 @@ class PolicyModel(BaseChatModel):
         names = ("temperature", "top_p", "max_tokens", "seed")
         own = {name: options.get(name, getattr(self, name)) for name in names}
         given = {name: value for name, value in own.items() if value is not None}
-        given["max_tokens"] = min(base.max_tokens, given.get("max_tokens", base.max_tokens))
-        return Sampling.model_validate({**base.model_dump(), **given, **({"stop": tuple(stop)} if stop else {})})
+        if given.get("max_tokens", base.max_tokens) >= base.max_tokens:  # whether anyone asked for it stays known
+            given.pop("max_tokens", None)
+        held = base.model_dump(exclude_unset=True)
+        return Sampling.model_validate({**held, **given, **({"stop": tuple(stop)} if stop else {})})
 
 
 _SERIALIZED = {

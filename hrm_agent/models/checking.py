@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +17,13 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 
-from hrm_agent.errors import ModelError
+from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.adapter_folder import on_its_base
 from hrm_agent.models.capabilities import Capabilities, Lack
 from hrm_agent.models.current_policy import Backend
 from hrm_agent.models.engine import Engine, GenerationRequest
 from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
-from hrm_agent.models.policy_loader import load_policy, local_folder
+from hrm_agent.models.policy_loader import load_policy, local_folder, model_folder
 from hrm_agent.models.vllm.server import parse_address
 from hrm_agent.trajectory import LogprobKind, Sampling
 
@@ -52,19 +53,29 @@ class ModelCheck:
     """Time that loading took; None where only the string was read."""
     answer: str | None = None
     """The first words that it says; None where it was not asked."""
+    trained_by_adapter: bool = False
+    """Its weights cannot be trained as they are loaded, and an adapter on them can (`--lora-rank`)."""
 
 
 def check_model(text: str, *, load: bool = True) -> ModelCheck:
     """What the model behind `text` can do. Raises `ModelError` where it cannot be had at all."""
     asked = parse_model(text)
     if not load:
-        return ModelCheck(text, False, _read(asked))
+        read = _read(asked)
+        return ModelCheck(text, False, read, trained_by_adapter=not read.trainable and _takes_adapter(text))
     begun = time.monotonic()
     backend = load_policy(text)
     seconds = time.monotonic() - begun
     told = _told(backend, asked)
     answer = _ask(backend) if told.token_ids and told.kind != "scripted" else None
-    return ModelCheck(text, True, told, seconds, answer)
+    by_adapter = not told.trainable and _takes_adapter(text)
+    return ModelCheck(text, True, told, seconds, answer, by_adapter)
+
+
+def _takes_adapter(text: str) -> bool:
+    with suppress(ModelError):
+        return bool(model_folder(text, adapter=True))
+    return False
 
 
 def _told(backend: Backend, asked: ModelString) -> Capabilities:
@@ -144,7 +155,7 @@ def _configuration(folder: Path) -> dict[str, Any]:
 
 
 def _lack(package: str, what: str, extra: str) -> Lack:
-    return Lack(what, f"{package} is not installed: `pip install 'hrm-agent[{extra}]'`.")
+    return Lack(what, f"{package} is not installed: `{to_install(extra)}`.")
 
 
 def _hosted(model: BaseChatModel) -> Capabilities:

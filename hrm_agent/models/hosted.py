@@ -29,8 +29,8 @@ _OTHER = (
 def ask_in_thread(model: BaseChatModel, pending: PendingCall, options: dict[str, Any]) -> Future[Any]:
     """Call another chat model, in a thread, so that sync and async callers share one path.
 
-    Temperature, top-p and the token limit are passed on under LangChain's usual names; a seed is not, since few
-    providers take one. A provider that refuses a parameter says so itself.
+    Temperature, top-p and the token limit are passed on where somebody set them, under LangChain's usual names; a seed
+    is not, since few providers take one. A provider that refuses a parameter says so itself.
     """
     tools, choice = options.get("tools"), options.get("tool_choice")
     runnable: Any = model.bind_tools(tools, **({"tool_choice": choice} if choice else {})) if tools else model
@@ -60,11 +60,13 @@ def name_of_model(backend: Any) -> str:
 
 
 def policy_options(sampling: Sampling) -> dict[str, Any]:
-    """The policy's sampling parameters under LangChain's usual names; a seed is not among them."""
-    options: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
-    if sampling.top_p < 1:
-        options["top_p"] = sampling.top_p
-    return {**options, "stop": list(sampling.stop) or None}
+    """The sampling parameters that somebody set, under LangChain's usual names; a seed is not among them.
+
+    What nobody asked for is the provider's to choose: some of its models take no temperature, or think for longer than
+    our limit.
+    """
+    given = sampling.model_dump(include=sampling.model_fields_set & {"temperature", "max_tokens", "top_p"})
+    return {**given, "stop": list(sampling.stop) or None}
 
 
 def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampling:

@@ -81,6 +81,8 @@ def parse_model(text: str) -> ModelString:
                 f"{text!r} has options, and a hosted model takes none.",
                 f"Write {base}; the provider's own settings are environment variables.",
             )
+        if scheme and not rest:
+            raise ModelError(f"{text!r} names no model.", f"Write {text}NAME, as in openai:gpt-5.")
         return ModelString(text, scheme, text.partition(":")[2])
     return ModelString(text, scheme, rest, _options(text, query))
 

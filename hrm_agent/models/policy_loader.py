@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from hrm_agent.errors import ModelError, nearest
+from hrm_agent.errors import ModelError, nearest, to_install
 from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base, rank_on_record
 from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
@@ -97,7 +97,7 @@ def load_codec(name: str) -> Codec:
         return load_vllm_codec(name)
     folder = local_folder(on_its_base(asked))
     if find_spec("transformers") is None:
-        raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
+        raise ModelError(f"The tokenizer of {name!r} needs transformers.", f"Run `{to_install('train')}`.")
     from transformers import AutoTokenizer
 
     from hrm_agent.models.codec.chat_template import ChatTemplateCodec
@@ -117,7 +117,10 @@ def model_folder(name: str, *, adapter: bool = False) -> str:
     """
     asked = whole = parse_model(name)
     if not asked.local:
-        raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", _TRAINABLE)
+        hint = _TRAINABLE
+        if asked.scheme == "vllm":
+            hint = f"Name its weights by --policy, and the server by --engine vllm --servers '{name}'."
+        raise ModelError(f"{name!r} cannot be trained: {_not_ours(asked.scheme)}.", hint)
     if not asked.name or (not asked.scheme and not is_folder(asked.name)):
         raise ModelError(f"There is no model folder {asked.base!r}.", _TRAINABLE)
     if not asked.scheme and is_adapter_folder(asked.name):
@@ -180,9 +183,7 @@ def _local(asked: ModelString) -> Backend:
     whole = on_its_base(asked)
     folder = local_folder(whole)
     if find_spec("torch") is None or find_spec("transformers") is None:
-        raise ModelError(
-            f"Policy {asked.text!r} needs torch and transformers.", "Run `pip install 'hrm-agent[train]'`."
-        )
+        raise ModelError(f"Policy {asked.text!r} needs torch and transformers.", f"Run `{to_install('train')}`.")
     with told_if_slow(f"loading torch and {asked.text}; the first time this takes up to a minute"):
         from hrm_agent.models.local.load_weights import load_engine
 
@@ -205,9 +206,9 @@ _EXTRAS = {"anthropic": "anthropic", "azure_openai": "openai", "google_genai": "
 
 def _hosted(asked: ModelString) -> Backend:
     name, extra = asked.text, _EXTRAS.get(asked.scheme)
-    install = f"Run `pip install 'hrm-agent[{extra}]'`."
-    if extra is None:
-        install = "Run `pip install langchain` and the provider's package, for example langchain-ollama."
+    install = "Run `pip install langchain` and the provider's package, for example langchain-ollama."
+    if extra is not None:
+        install = f"Run `{to_install(extra)}`."
     if find_spec("langchain") is None:
         raise ModelError(f"Policy {name!r} names a hosted model, which needs langchain.", install)
     from langchain.chat_models import init_chat_model  # pyright: ignore[reportMissingImports]

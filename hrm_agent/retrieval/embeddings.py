@@ -24,7 +24,7 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
-from hrm_agent.errors import ConfigError, RetrievalError
+from hrm_agent.errors import ConfigError, RetrievalError, to_install
 from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["DIMENSIONS", "StaticEmbeddings", "Vectors", "load_embeddings", "name_of", "unit", "vectors_of"]
@@ -145,7 +145,7 @@ def unit(rows: Vectors) -> Vectors:
 def _files() -> list[Path]:
     spec = find_spec("wordllama")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("Static vectors need wordllama.", "Run `pip install 'hrm-agent[vectors]'`.")
+        raise ConfigError("Static vectors need wordllama.", f"Run `{to_install('vectors')}`.")
     found = [Path(spec.submodule_search_locations[0]) / file for file in _FILES]
     if missing := [str(path) for path in found if not path.is_file()]:
         raise ConfigError(f"This version of wordllama has no {missing[0]}.", "Run `pip install 'wordllama~=0.4.0'`.")

@@ -18,7 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from hrm_agent.answers.exact import exact_equal, number, quantity
-from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.errors import ConfigError, nearest, to_install
 from hrm_agent.rewards.bounded_call import CallRaisedError, ExceededError, bounded_call
 from hrm_agent.rewards.readers import Reader, reader_of
 from hrm_agent.rewards.rubric import Reward, Scored
@@ -66,7 +66,7 @@ def comparison_of(spec: str | Comparison) -> Comparison:
     if name == "numeric":
         return partial(_numeric, _tolerance(rest or "1e-6"))
     if name == "symbolic" and find_spec("math_verify") is None:
-        raise ConfigError("The comparison `symbolic` needs math-verify.", "Run: pip install 'hrm-agent[math]'")
+        raise ConfigError("The comparison `symbolic` needs math-verify.", f"Run `{to_install('math')}`.")
     if name in _BY_NAME and not rest:
         return _BY_NAME[name]
     known = [*_BY_NAME, "numeric:TOLERANCE"]

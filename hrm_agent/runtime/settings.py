@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FieldSerializationInfo, field_serializer, field_validator
 
-from hrm_agent.config import ONE_BY_ONE
+from hrm_agent.config import COMPARED, ONE_BY_ONE
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
@@ -145,10 +145,10 @@ class RolloutSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature; 0 takes the most probable token."""
-    max_tokens: int = Field(default=512, ge=1)
-    """Most completion tokens of one reply; a graph may set fewer."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature; 0 takes the most probable token; none: 1, and of a hosted model its provider's own."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most completion tokens of one reply; a graph may set fewer; none: 512, and of a hosted model its own limit."""
     isolation: LeastIsolation = DEFAULT_ISOLATION
     """The least isolation of model-written code that is accepted: L3, L2, L1 or L0."""
     environment: Where | None = None
@@ -160,7 +160,18 @@ class RolloutSettings(BaseModel):
 
     def runner_options(self) -> RunnerOptions:
         """The part of the settings that an `EpisodeRunner` holds."""
-        return {"sampling": Sampling(temperature=self.temperature, max_tokens=self.max_tokens)}
+        return {"sampling": self.sampling()}
+
+    def sampling(self, **further: Any) -> Sampling:
+        """The parameters that were given, as such, over our own defaults; `further`: some of a class that extends."""
+        given = {"temperature": self.temperature, "max_tokens": self.max_tokens, **further}
+        return Sampling.model_validate({key: value for key, value in given.items() if value is not None})
+
+    @field_serializer("temperature", "max_tokens", when_used="json")
+    def _as_taken(self, value: Any, info: FieldSerializationInfo) -> Any:
+        """Compared with what an earlier version kept, which had no none, a value is the one that is taken."""
+        taken = Sampling.model_fields[info.field_name or ""].default
+        return taken if value is None and info.context == COMPARED else value
 
 
 class RunSettings(RolloutSettings):
@@ -177,7 +188,7 @@ class RunSettings(RolloutSettings):
 
     def runner_options(self) -> RunnerOptions:
         return {
-            "sampling": Sampling(temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens),
+            "sampling": self.sampling(top_p=None if self.top_p == 1 else self.top_p),
             "recursion_limit": self.recursion_limit,
             "stand_in": self.stand_in,
             "constrain": self.constrain,

@@ -18,7 +18,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, to_install
 from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.trajectory import StopReason, Trajectory
@@ -172,7 +172,7 @@ def otlp_exporter(where: str | None = None) -> Any:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        raise ConfigError("Spans need OpenTelemetry's packages.", "Run: pip install 'hrm-agent[otel]'") from error
+        raise ConfigError("Spans need OpenTelemetry's packages.", f"Run `{to_install('otel')}`.") from error
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "http/protobuf")
     if protocol != "http/protobuf":
         raise ConfigError(

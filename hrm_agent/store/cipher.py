@@ -14,7 +14,7 @@ import hashlib
 import os
 from typing import Any, Protocol
 
-from hrm_agent.errors import ConfigError, StoreError
+from hrm_agent.errors import ConfigError, StoreError, to_install
 
 __all__ = ["KEY_VARIABLE", "AesCipher", "Cipher", "Plain", "cipher_of"]
 
@@ -62,7 +62,7 @@ class AesCipher:
         except ImportError as error:
             raise StoreError(
                 "An encrypted store needs cryptography, which is not installed.",
-                "Run `pip install 'hrm-agent[encryption]'`.",
+                f"Run `{to_install('encryption')}`.",
             ) from error
         if len(secret) != 32:
             raise ConfigError(

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from hrm_agent.bounded import remember
-from hrm_agent.errors import StoreError
+from hrm_agent.errors import StoreError, to_install
 from hrm_agent.store.committer import Committer
 from hrm_agent.store.cursors import Cursor, Work
 from hrm_agent.store.fencing import HeldLease, leases_of
@@ -37,7 +37,7 @@ try:
     from hrm_agent.store.postgres_tables import bring_forward, is_complete, stored_version
 except ImportError as error:
     raise StoreError(
-        "A PostgreSQL store needs psycopg, which is not installed.", "Run `pip install 'hrm-agent[postgres]'`."
+        "A PostgreSQL store needs psycopg, which is not installed.", f"Run `{to_install('postgres')}`."
     ) from error
 
 __all__ = ["PostgresDatabase"]

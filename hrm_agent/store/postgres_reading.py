@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError
+from hrm_agent.errors import StoreError, StoreFullError, StoreVersionError, to_install
 from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.database import Database
 from hrm_agent.store.leases import LEASE_SECONDS
@@ -30,7 +30,7 @@ try:
     from hrm_agent.store.readers import Readers
 except ImportError as error:
     raise StoreError(
-        "A PostgreSQL store needs psycopg, which is not installed.", "Run `pip install 'hrm-agent[postgres]'`."
+        "A PostgreSQL store needs psycopg, which is not installed.", f"Run `{to_install('postgres')}`."
     ) from error
 
 __all__ = ["LOST", "PostgresReading", "ReadOnlyPostgres"]

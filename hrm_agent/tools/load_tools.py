@@ -18,7 +18,7 @@ from langgraph.prebuilt import ToolRuntime
 from pydantic.fields import FieldInfo
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.import_by_name import import_by_name
+from hrm_agent.import_by_name import NoFileError, import_by_name
 
 __all__ = ["as_tools", "load_tools"]
 
@@ -73,6 +73,8 @@ def _load(name: Any, folder: str) -> tuple[BaseTool, ...]:
         )
     try:
         module = import_by_name(module_name, folder)
+    except NoFileError:
+        raise
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"Tool {name!r} does not import: {type(error).__name__}: {error}.",

@@ -3,7 +3,7 @@
     TOOLS = mcp_tools("uvx mcp-server-time")
     TOOLS = mcp_tools("https://example.org/mcp", listing="tools.json")
 
-Needs `pip install 'hrm-agent[mcp]'`. Each call opens a session of its own and closes it, so that a server of a command
+Needs the extra `mcp`. Each call opens a session of its own and closes it, so that a server of a command
 is started for each call, keeps nothing between calls, and leaves no process behind. What a server says is somebody
 else's text: of its descriptions one line is kept, and whoever uses its answers has to treat them as data.
 """
@@ -22,7 +22,7 @@ from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.async_bridge import run_sync
-from hrm_agent.errors import ConfigError, HrmError, nearest
+from hrm_agent.errors import ConfigError, HrmError, nearest, to_install
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus
 
@@ -186,5 +186,5 @@ def _library() -> tuple[Any, Any]:
         from langchain_mcp_adapters.sessions import create_session
         from langchain_mcp_adapters.tools import convert_mcp_tool_to_langchain_tool
     except ImportError as error:
-        raise ConfigError("MCP servers need a package.", "Install it: `pip install 'hrm-agent[mcp]'`.") from error
+        raise ConfigError("MCP servers need a package.", f"Install it: `{to_install('mcp')}`.") from error
     return create_session, convert_mcp_tool_to_langchain_tool

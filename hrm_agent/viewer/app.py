@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hrm_agent import __version__
-from hrm_agent.errors import ConfigError, HrmError, StoreError, nearest
+from hrm_agent.errors import ConfigError, HrmError, StoreError, nearest, to_install
 from hrm_agent.viewer.json_text import NotThere, json_text
 from hrm_agent.viewer.places import NoPlaceError, Place, Places
 from hrm_agent.viewer.projections import ENDPOINTS
@@ -35,7 +35,7 @@ try:
     from hrm_agent.viewer.events import Events
     from hrm_agent.viewer.security import HEADERS, SiteGate, require_fork_token
 except ImportError as error:
-    raise ConfigError("The page is served with aiohttp.", "pip install 'hrm-agent[viewer]'") from error
+    raise ConfigError("The page is served with aiohttp.", f"Run `{to_install('viewer')}`.") from error
 
 if TYPE_CHECKING:
     from hrm_agent.environment.remote.address import Address

@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import sqlite3
 import subprocess
 import sys
-from importlib import metadata
+from contextlib import redirect_stdout, suppress
+from importlib import import_module, metadata
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from hrm_agent import __version__
 from hrm_agent.cli.main import COMMANDS, _explain, main, module_of
 from hrm_agent.cli.records import lint as lint_command
-from hrm_agent.errors import StoreError, StoreFullError
+from hrm_agent.errors import StoreError, StoreFullError, to_install
+from hrm_agent.store import open_store
 from tests.cli.conftest import Command
 
 
@@ -45,6 +49,28 @@ def test_every_command_has_a_help_page(command: str, hrm: Command) -> None:
     assert ended.value.code == 0
 
 
+WITH_ACTIONS = {name: getattr(import_module(module_of(name)), "ACTIONS", {}) for name in COMMANDS}
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", *COMMANDS, *(f"{name} {action}" for name, actions in WITH_ACTIONS.items() for action in actions)],
+)
+def test_help_fits_a_terminal_of_80_columns(words: str, hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line goes beyond it, where the terminal would break it anywhere; and no word is broken."""
+
+    def shown(columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with redirect_stdout(io.StringIO()) as out, suppress(SystemExit):
+            main([*words.split(), "--help"])
+        return out.getvalue().splitlines()
+
+    narrow = shown(80)
+    assert [line for line in narrow if len(line) > 80] == []
+    # Choices that go on below the first ones begin anew after a bar; a wide terminal has them in one word.
+    assert set(re.split(r"[\s|]+", " ".join(narrow))) == set(re.split(r"[\s|]+", " ".join(shown(1000))))
+
+
 @pytest.mark.parametrize("words", [["demo"], ["train", "rl"]])
 def test_what_needs_packages_for_training_says_so(words: list[str]) -> None:
     program = (
@@ -52,7 +78,7 @@ def test_what_needs_packages_for_training_says_so(words: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "This needs accelerate, which is not installed. Run `pip install 'hrm-agent[train]'`." in done.stderr
+    assert f"This needs accelerate, which is not installed. Run `{to_install('train')}`." in done.stderr
 
 
 def test_version(hrm: Command) -> None:
@@ -73,14 +99,33 @@ def test_version(hrm: Command) -> None:
         (["show", "x", "--store", "nowhere"], "There is no store at nowhere."),
         (["history", "--limit", "many"], "invalid int value: 'many'"),
         (["train", "rll"], "There is no training 'rll'. Did you mean 'rl'?"),
+        (["eval", "a", "b"], "Two records are compared by `hrm-agent eval --compare A B`."),
+        (["run", "What", "is", "6?"], "A task of several words goes in quotes."),
+        (["record", "python", "x.py"], "`hrm-agent record -- python theirs.py`"),
+        (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`."),
+        (["history", "mine.db"], "mine.db is a store, and no thread. `hrm-agent history --store mine.db`"),
+        (["show", "folder"], "folder is a store, and no thread."),
+        (["diff", "a", "mine.db"], "mine.db is a store, and no thread."),
+        (["view", "agent.py"], "agent.py is no store."),
+        (["run", "x", "--graph", "./agnt.py:graph"], "There is no file agnt.py in "),
+        (["run", "x", "--graph", "./agnt.py:graph"], "Did you mean 'agent.py'?"),
+        (["eval", "--rewards", "./agnt.py:rubric"], "Did you mean 'agent.py'?"),
+        (["eval", "--tasks", "./agnt.py:tasks"], "Did you mean 'agent.py'?"),
+        (["run", "x", "--policy", "openai:"], "'openai:' names no model."),
+        (["train", "rl", "--policy", "vllm:http://h:1/v1"], "--engine vllm --servers 'vllm:http://h:1/v1'"),
+        (["export", "mine.db", "--out", "agent.py/x.jsonl"], "agent.py cannot be used: File exists."),
     ],
 )
 def test_a_mistake_is_one_paragraph_and_exit_code_2(words: list[str], said: str, hrm: Command) -> None:
+    Path("agent.py").write_text("")
+    Path("folder").mkdir()
+    for name in ("mine.db", "folder/store.db"):
+        open_store(name).close()
     done = hrm(*words)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert done.err.startswith("hrm-agent: ")
-    assert done.err.count("\n") == 1
+    assert done.err.replace("hrm-agent: loading torch; the first time this takes up to a minute\n", "").count("\n") == 1
 
 
 def test_errors_as_json(hrm: Command) -> None:

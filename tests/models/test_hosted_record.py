@@ -14,6 +14,7 @@ from langchain_openai import ChatOpenAI
 from hrm_agent.models import policy, using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.hosted import sent_sampling
+from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, CallUsage, Recording, Sampling, SentSampling, content_hash, recording
 from hrm_agent.trajectory.call_facts import reported_usage, total_usage
@@ -111,6 +112,27 @@ def test_a_policy_that_is_hosted_was_sent_its_parameters(server: ProviderServer,
     assert server.asked[0]["temperature"] == 0.5 and server.asked[0]["max_completion_tokens"] == 9
     assert (call.sampling, call.sampling_sent) == (None, SentSampling(temperature=0.5, max_tokens=9))
     assert call.usage == CallUsage(**TOKENS, cost=0.0021) and [*(call.tools or ())] == server.asked[0]["tools"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "sent"),
+    [
+        (RunSettings(), {}, {}),
+        (RunSettings(), {"max_tokens": 5000}, {}),  # more than our own limit, which nobody asked for
+        (RunSettings(), {"max_tokens": 5}, {"max_tokens": 5}),
+        (RunSettings(temperature=1.0, max_tokens=512), {}, {"temperature": 1.0, "max_tokens": 512}),
+        (RunSettings(max_tokens=9, top_p=0.5), {"max_tokens": 20}, {"max_tokens": 9, "top_p": 0.5}),
+    ],
+)
+def test_a_hosted_policy_is_sent_what_was_asked_for_and_no_default_of_ours(
+    settings: RunSettings, own: dict[str, Any], sent: dict[str, Any], server: ProviderServer, store: RunStore
+) -> None:
+    sampling = settings.runner_options()["sampling"]
+    with using_policy(hosted(server), sampling):
+        call = asked(store, policy(**own))
+    named = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_completion_tokens"}
+    assert {name: server.asked[0][there] for name, there in named.items() if there in server.asked[0]} == sent
+    assert call.sampling_sent == SentSampling(**sent)
 
 
 @pytest.mark.parametrize(

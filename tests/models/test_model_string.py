@@ -108,9 +108,9 @@ def test_options_change_neither_tokens_nor_names_but_cannot_be_trained() -> None
 @pytest.mark.parametrize(
     ("name", "installed"),
     [
-        ("openai:gpt-5", "'hrm-agent[openai]'"),
-        ("anthropic:claude", "'hrm-agent[anthropic]'"),
-        ("google_genai:gemini", "'hrm-agent[google]'"),
+        ("openai:gpt-5", "[openai]'"),
+        ("anthropic:claude", "[anthropic]'"),
+        ("google_genai:gemini", "[google]'"),
         ("ollama:llama", "langchain` and the provider's package"),
     ],
 )

@@ -121,7 +121,7 @@ def test_without_the_package_it_says_what_to_install() -> None:
         "from hrm_agent.tools.mcp import mcp_tools\nmcp_tools('x')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=PROJECT, check=False)
-    assert "pip install 'hrm-agent[mcp]'" in done.stderr.splitlines()[-1]
+    assert "[mcp]'" in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture

@@ -158,4 +158,4 @@ def test_bitsandbytes_is_asked_for_where_it_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(load_weights, "find_spec", lambda _: None)
     with pytest.raises(ModelError) as caught:
         pair(optimizer="adamw8bit")
-    assert "adamw8bit needs bitsandbytes" in caught.value.message and "hrm-agent[quant]" in caught.value.hint
+    assert "adamw8bit needs bitsandbytes" in caught.value.message and "[quant]" in caught.value.hint

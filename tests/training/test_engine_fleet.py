@@ -63,11 +63,21 @@ def opened(folder: Path, **keys: Any) -> None:
 
 
 def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"(?s)started 3 times and never answered.*vllm"):
-        opened(tmp_path, server_python=sys.executable)
+    (python := tmp_path / "has-vllm").write_text("#!/bin/sh\ntest $1 = -c || { echo ValueError: no GPU; exit 1; }\n")
+    python.chmod(0o755)
+    with pytest.raises(ModelError, match=r"(?s)started 3 times and never answered.*no GPU"):
+        opened(tmp_path, server_python=str(python))
     with pytest.raises(ModelError, match=r"cannot be started by .*no such program") as raised:
         opened(tmp_path, server_python=str(tmp_path / "python"))
     assert "--server-python" in raised.value.hint
+
+
+@pytest.mark.parametrize("python", ["", sys.executable])
+def test_an_interpreter_without_vllm_is_told_before_any_server_is_started(python: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot be started by .*: it has no vLLM") as raised:
+        opened(tmp_path, server_python=python)
+    assert ("[vllm]" in raised.value.hint, "--server-python" in raised.value.hint) == (not python, True)
+    assert not [*(tmp_path / "engines").glob("*.log")]
 
 
 def test_a_server_that_never_comes_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:

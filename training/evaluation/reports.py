@@ -1,6 +1,6 @@
 """The results of an evaluation as files: `results.json` for programs, `results.md` for people, `results.png`.
 
-The picture is matplotlib's, which comes with `hrm-agent[train]` and draws the training curves too. Without it an
+The picture is matplotlib's, which comes with the extra `train` and draws the training curves too. Without it an
 evaluation has its numbers all the same: the picture is left out, and `write_results` says so.
 """
 

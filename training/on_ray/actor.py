@@ -98,7 +98,7 @@ def worker_class() -> type[Any]:
             if os.path.isdir(folder):  # noqa: ASYNC240, PTH112 - nothing else runs here yet
                 os.chdir(folder)
             sys.path += [path for path in paths if path not in sys.path]
-            install = f"On that node: `pip install 'hrm-agent[ray,train]=={version}'`."
+            install = f"Install hrm-agent {version} on that node, with its extras ray and train."
             try:
                 from hrm_agent import __version__
 

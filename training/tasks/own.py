@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hrm_agent.errors import TaskError, nearest
-from hrm_agent.import_by_name import import_by_name
+from hrm_agent.import_by_name import NoFileError, import_by_name
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.tasks.items import tasks_of_items
 from hrm_agent.training.tasks.spec import module_name, one_line, read_parameters
@@ -52,6 +52,8 @@ def _imported(module: str, spec: str, folder: Path, known: Iterable[str]) -> Any
     try:
         return import_by_name(module, str(folder))
     except (Exception, SystemExit) as error:
+        if isinstance(error, NoFileError):
+            raise TaskError(error.message, error.hint) from None
         if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
             families = f"{nearest(module, known)} Families: {', '.join(sorted(known))}.".strip()
             message = f"There is no task family {module!r}, and no module of that name in {folder}."

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from hrm_agent.errors import HrmError, TaskError, nearest
+from hrm_agent.errors import HrmError, TaskError, nearest, to_install
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.tasks.jsonl import read_text
 from hrm_agent.training.tasks.rows import TableRow, tasks_of_rows
@@ -102,7 +102,7 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[TableRow]:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
-        raise HrmError("Reading Parquet needs pyarrow.", "Run: pip install 'hrm-agent[tasks]'") from error
+        raise HrmError("Reading Parquet needs pyarrow.", f"Run `{to_install('tasks')}`.") from error
     try:
         used = _used(columns, parquet.read_schema(path).names, str(path))
         rows: list[dict[str, Any]] = parquet.read_table(path, columns=used).to_pylist()
@@ -118,7 +118,7 @@ def _data_set_rows(name: str, split: str, columns: Mapping[str, str]) -> Iterato
     try:
         import datasets
     except ImportError as error:
-        raise HrmError("The library datasets is not installed.", "Run: pip install 'hrm-agent[datasets]'") from error
+        raise HrmError("The library datasets is not installed.", f"Run `{to_install('datasets')}`.") from error
     config, named = columns.get("config"), columns.get("split")
     try:
         chosen = named or _own_split(name, datasets.get_dataset_split_names(name, config), split)

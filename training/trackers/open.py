@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, to_install
 from hrm_agent.files import read_whole
 from hrm_agent.training.metrics import METRICS_FILE, row_numbers
 from hrm_agent.training.trackers.base import TrackedRun, Tracker
@@ -46,7 +46,7 @@ def require_trackers(settings: TrackSettings) -> None:
     """Raises `ConfigError` where a tracker is not installed."""
     for name in settings.track:
         if find_spec(name) is None:
-            raise ConfigError(f"--track {name} needs {name}.", f"Run: pip install 'hrm-agent[{name}]'")
+            raise ConfigError(f"--track {name} needs {name}.", f"Run `{to_install(name)}`.")
 
 
 @contextmanager

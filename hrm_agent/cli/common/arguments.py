@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hrm_agent.cli.main import fitted
 from hrm_agent.config import ONE_BY_ONE, ConfigPart, build_config, merge_values, nested_model, read_config_file, to_toml
 from hrm_agent.errors import ConfigError, nearest
 
@@ -30,6 +31,38 @@ _DEST = "config:"
 """Marks the attributes that belong to the configuration: a command has other arguments beside it."""
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help in which no line breaks within a word, and whose usage names no options that stand below it anyway."""
+
+    def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None) -> str:
+        if usage is None:
+            needed = [action for action in actions if not action.option_strings or action.required]
+            words = [self._usage_of(action) for action in needed]
+            usage = " ".join(["%(prog)s [OPTIONS]", *words]).replace("%(prog)s", self._prog)
+        return super()._format_usage(usage.replace("%", "%%"), actions, groups, prefix)
+
+    def _usage_of(self, action: argparse.Action) -> str:
+        flag = f"{action.option_strings[0]} " if action.option_strings else ""
+        metavar = self._metavar_formatter(action, str(action.metavar or action.dest))
+        return flag + str(self._format_args(action, metavar(1)[0]))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Many choices go on below the first one."""
+        text = super()._format_action_invocation(action)
+        room = self._width - self._current_indent
+        flag, space, choices = text.partition(" ")
+        if len(text) <= room or "|" not in choices:
+            return text
+        lines = fitted(choices.replace("|", "| "), room - len(flag) - 1).replace("| ", "|").split("\n")
+        return flag + space + f"\n{' ' * (self._current_indent + len(flag) + 1)}".join(lines)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return fitted(" ".join(text.split()), width).split("\n")
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in fitted(text, width - len(indent)).split("\n"))
+
+
 class Parser(argparse.ArgumentParser):
     """The parser of one command. Knows --json and --debug; raises `ConfigError` instead of exiting."""
 
@@ -38,19 +71,23 @@ class Parser(argparse.ArgumentParser):
             f"hrm-agent {command}",
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
         )
         self.command = command
         self.add_argument("--json", action="store_true", help="results as JSON on stdout")
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
-    def read(self, words: Sequence[str]) -> Arguments:
-        """Parse `words`; an unknown flag is an error that names the nearest one."""
+    def read(self, words: Sequence[str], *, surplus: str = "") -> Arguments:
+        """Parse `words`; an unknown flag is an error that names the nearest one.
+
+        `surplus`: what to do about an argument too many.
+        """
         arguments, unknown = self.parse_known_args(words)
         if unknown:
             flag = unknown[0].partition("=")[0]
             what = "flag" if flag.startswith("-") else "argument"
-            raise ConfigError(f"{self.prog} has no {what} {flag!r}.", nearest(flag, self._flags()) or self._see_help())
+            hint = (surplus if what == "argument" else nearest(flag, self._flags())) or self._see_help()
+            raise ConfigError(f"{self.prog} has no {what} {flag!r}.", hint)
         return arguments
 
     def error(self, message: str) -> NoReturn:

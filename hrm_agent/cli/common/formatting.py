@@ -41,7 +41,7 @@ def summary_row(trajectory: Trajectory) -> tuple[object, ...]:
         len(trajectory.own_calls),
         len(trajectory.own_tool_calls),
         trajectory.used.output_tokens,
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trajectory.started_at)),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(trajectory.started_at)),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -67,18 +68,76 @@ class Output:
         if not self.as_json:
             self.console.print(for_terminal(text), style=style or None, markup=False)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-        """A table for people, columns as wide as their contents."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        title: str = "",
+        spare: Sequence[str] = (),
+    ) -> None:
+        """A table for people, columns as wide as their contents.
+
+        `spare`: columns that a narrow terminal leaves out, the first one first. Where there is room for all others no
+        longer, texts go over several lines; where not even their words have room, each row is a list of its own.
+        """
         if self.as_json:
             return
-        shown = for_terminal(title) or None
-        table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
-        for column in columns:
-            table.add_column(for_terminal(column), overflow="fold")
-        for row in rows:
-            table.add_row(*(_text(value) for value in row))
-        width = None if sys.stdout.isatty() else 200
-        _Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+        cells = [[for_terminal(column) for column in columns], *([_text(value) for value in row] for row in rows)]
+        console = _Console(highlight=False, markup=False, emoji=False, width=_width())
+        kept = _with_room(columns, cells, spare, console.width)
+        shown = [[row[n] for n in kept] for row in cells]
+        widths = _widths(shown, console.width)
+        table = Table(title=for_terminal(title) or None, title_justify="left", box=None, pad_edge=False)
+        table.header_style = "bold"
+        if sum(widths) + _GAP * (len(widths) - 1) > console.width:
+            shown, widths = _stacked(shown), []
+            table.show_header = False
+        for n, column in enumerate(shown[0]):
+            table.add_column(column, overflow="fold", width=widths[n] if widths else None)
+        for row in shown[1:]:
+            table.add_row(*row)
+        console.print(table)
+        if len(kept) < len(columns):
+            left = ", ".join(column for n, column in enumerate(columns) if n not in kept)
+            self.say(f"For want of room without: {left} (--json has all).", style="dim")
+
+
+_GAP = 2
+"""Spaces between two columns."""
+
+
+def _width() -> int | None:
+    """None: the terminal's own. A pipe has no width, unless COLUMNS says one."""
+    return None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 200
+
+
+def _with_room(columns: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], room: int) -> list[int]:
+    """Indices of the columns that are shown."""
+    kept = [*range(len(columns))]
+    for name in spare:
+        if sum(max(cell_len(row[n]) for row in cells) + _GAP for n in kept) - _GAP <= room:
+            break
+        kept.remove(columns.index(name))
+    return kept
+
+
+def _widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Columns as wide as their contents; for want of room the widest are made narrower, down to their longest word."""
+    widths = [max(max(map(cell_len, cell.split("\n"))) for cell in column) for column in zip(*cells, strict=True)]
+    words = [max(max(map(cell_len, cell.split()), default=0) for cell in column) for column in zip(*cells, strict=True)]
+    while sum(widths) + _GAP * (len(widths) - 1) > room:
+        wide = [n for n, width in enumerate(widths) if width > words[n]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda n: widths[n])] -= 1
+    return widths
+
+
+def _stacked(cells: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Each row as lines of a name and a value, with a line between two rows."""
+    head, *rows = cells
+    lines = [[[name, value] for name, value in zip(head, row, strict=True) if value] for row in rows]
+    return [["", ""], *(line for row in lines for line in [*row, ["", ""]])][: -1 if rows else None]
 
 
 def _text(value: object) -> str:

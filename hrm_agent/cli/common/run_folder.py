@@ -16,12 +16,31 @@ from hrm_agent.store.run_store import own_run
 from hrm_agent.store.sqlite_read_only import ReadOnlySqlite
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["DEFAULT_STORE", "existing_store", "is_file", "refuse_without_rollouts", "run_folder", "stored_trajectories"]
+__all__ = [
+    "DEFAULT_STORE",
+    "existing_store",
+    "is_file",
+    "refuse_without_rollouts",
+    "run_folder",
+    "stored_trajectories",
+    "thread_name",
+]
 
 DEFAULT_STORE = "runs/store.db"
 """Where `hrm-agent run` records, and where `show` and `history` look."""
 
 _FILES = (".jsonl", ".parquet")
+
+
+def thread_name(name: str) -> str:
+    """An argument that names a thread. Raises `ConfigError` for a store: who gives one means what is in it."""
+    path = Path(name)
+    if (path.is_file() and path.suffix in (".db", *_FILES)) or (path / "store.db").is_file():
+        raise ConfigError(
+            f"{name} is a store, and no thread.",
+            f"`hrm-agent history --store {name}` lists its threads; name one of them, with --store {name}.",
+        )
+    return name
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def run(words: list[str]) -> int:
     if written:
         output.say(f"Written: {', '.join(map(str, written))}")
         if len(written) < 3:
-            output.say("No picture: matplotlib is not installed. Run: pip install 'hrm-agent[train]'")
+            output.say("No picture: matplotlib is not installed. Run `pip install matplotlib`.")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
+from collections import Counter
 from pathlib import Path
 
 from hrm_agent.cli.common.arguments import Parser
@@ -21,7 +22,7 @@ from hrm_agent.retrieval.index.folder import (
     remove_folder,
 )
 from hrm_agent.retrieval.index.reading import MAX_BYTES
-from hrm_agent.retrieval.index.walk import files_in
+from hrm_agent.retrieval.index.walk import files_in, no_document
 from hrm_agent.retrieval.languages import STEMMERS
 
 __all__ = ["DEFAULT_INDEX", "renewal", "run"]
@@ -36,6 +37,10 @@ def run(words: list[str]) -> int:
         raise ConfigError("There is no folder to index.", "Name one: `hrm-agent index DIR`.")
     clock = time.perf_counter()
     files = {folder: files_in(folder, follow_links=arguments.follow_links) for folder in arguments.folders}
+    left_out = Counter[str]()
+    if not arguments.all_files:
+        left_out = Counter(why for names in files.values() for name in names if (why := no_document(name)))
+        files = {folder: [name for name in names if no_document(name) is None] for folder, names in files.items()}
     chunking = Chunking(arguments.strategy, arguments.tokenizer, arguments.size, arguments.overlap)
     chunking.check()
     embeddings = None if arguments.vectors == "none" else arguments.vectors
@@ -50,7 +55,7 @@ def run(words: list[str]) -> int:
         for folder in arguments.remove:
             report.add(remove_folder(index, folder))
         _update(index, files, chunking, arguments, report)
-        documents = _say(index, report, Output(as_json=arguments.json), clock)
+        documents = _say(index, report, left_out, Output(as_json=arguments.json), clock)
     return 1 if report.failed or (create and not documents) else 0
 
 
@@ -115,6 +120,8 @@ def _parser() -> Parser:
     )
     text = "index text of HTML pages that a browser would not show, too"
     parser.add_argument("--hidden-text", action="store_true", help=text)
+    text = "code, data and what programs make (runs, build, *.py, *.json and the like), too"
+    parser.add_argument("--all-files", action="store_true", help=text)
     text = "follow links out of the folder, to files and folders"
     parser.add_argument("--follow-links", action="store_true", help=text)
     largest = MAX_BYTES // 2**20
@@ -128,7 +135,7 @@ def renewal(index: DocumentIndex) -> list[str]:
     return [f"The words of {index.renewed} documents were indexed anew: {what}."] if index.renewed else []
 
 
-def _say(index: DocumentIndex, report: FolderReport, output: Output, clock: float) -> int:
+def _say(index: DocumentIndex, report: FolderReport, left_out: Counter[str], output: Output, clock: float) -> int:
     """Print what was done; returns how many documents there are."""
     documents, chunks = index.size()
     seconds = time.perf_counter() - clock
@@ -137,9 +144,13 @@ def _say(index: DocumentIndex, report: FolderReport, output: Output, clock: floa
     about = {"store": str(index.path), "engine": index.engine, "language": index.language or "none"}
     about |= {"vectors": index.embeddings, "folders": index.folders()}
     totals = {"documents": documents, "chunks": chunks, "seconds": seconds}
-    output.result({**about, **report.counts, **totals, "files_skipped": rows, "warnings": report.warnings})
+    skips = {"files_skipped": rows, "left_out": dict(left_out)}
+    output.result({**about, **report.counts, **totals, **skips, "warnings": report.warnings})
     if rows:
         output.table(("skipped", "why", "reason"), [tuple(row.values()) for row in rows])
+    if left_out:
+        said = "; ".join(f"{count} {why}" for why, count in left_out.most_common())
+        output.say(f"No documents, left out (--all-files takes them): {said}")
     for warning in report.warnings:
         output.say(f"warning: {warning}", "yellow")
     counts = ", ".join(f"{count} {name}" for name, count in report.counts.items() if count) or "nothing to do"

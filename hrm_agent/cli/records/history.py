@@ -9,7 +9,7 @@ from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.formatting import SUMMARY_COLUMNS, summary_row
 from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names, named_graph
-from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.store import RunStore
 
@@ -22,6 +22,9 @@ __all__ = ["run"]
 _ROWS = 50
 """Rows of a list that a person is shown, where --limit says nothing else."""
 _FLAT_COLUMNS = ("index", "step", "checkpoint", "parent", "source", "namespace", "model calls", "tool calls", "next")
+_FLAT_SPARE = ("parent", "namespace", "source", "step")
+_SPARE = ("trajectory", "model", "tools", "calls", "graph", "tokens", "started")
+"""Columns that a narrow terminal does not show, the first one first: a run is known by its thread as well."""
 
 
 def run(words: list[str]) -> int:
@@ -29,7 +32,7 @@ def run(words: list[str]) -> int:
     parser = Parser(
         "history", "List the runs of a store; with a thread, the tree of its moments and what ran between them."
     )
-    parser.add_argument("thread", nargs="?", help="id of a thread, or of its trajectory")
+    parser.add_argument("thread", nargs="?", type=thread_name, help="id of a thread, or of its trajectory")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     parser.add_argument("--limit", type=int, help=f"most rows of a list, the newest [{_ROWS}; with --json all]")
@@ -61,7 +64,7 @@ def _list_runs(output: Output, store: RunStore, run_id: str | None, limit: int |
     told = [{"trajectory": id_, "error": reason} for id_, reason in damaged.items()]
     begun = reversed(rows)  # JSON is in the order of the record
     output.result([*(dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in begun), *told])
-    output.table(SUMMARY_COLUMNS, rows)
+    output.table(SUMMARY_COLUMNS, rows, spare=_SPARE)
     for id_, reason in damaged.items():
         output.say(f"trajectory {id_}: {reason}", style="red")
     count = store.journal.count_trajectories(run_id)
@@ -103,7 +106,7 @@ def _list_moments(output: Output, store: RunStore, thread: str, limit: int | Non
     newest_first = sorted(found.walk(), key=lambda moment: moment.checkpoint_id, reverse=True)
     rows = [_row(moment) for moment in newest_first[:limit]]
     output.result([dict(zip(_FLAT_COLUMNS, row, strict=True)) for row in rows])
-    output.table(_FLAT_COLUMNS, rows, title=f"Thread {found.thread_id}, newest moment first")
+    output.table(_FLAT_COLUMNS, rows, title=f"Thread {found.thread_id}, newest moment first", spare=_FLAT_SPARE)
     if len(rows) < len(newest_first):
         _say_cut(output, f"{len(rows)} of {len(newest_first)} moments", len(newest_first))
 

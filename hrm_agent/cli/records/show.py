@@ -11,7 +11,7 @@ from hrm_agent.cli.common.formatting import call_lines, tool_call_lines
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.pages import save_page, write_page
-from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
 from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Call, Overlay, Scoring, Trajectory, Turn
 from hrm_agent.trajectory.words import (
@@ -63,7 +63,7 @@ def run(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("show", "Show one trajectory: messages, tool calls, tokens, and the verdicts of training runs.")
     add = parser.add_argument
-    add("trajectory", nargs="?", help="id of the trajectory, or of its thread")
+    add("trajectory", nargs="?", type=thread_name, help="id of the trajectory, or of its thread")
     add("--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]")
     help_text = "the sources of its answer; with a number, the cited span"
     add("--sources", nargs="?", const="", metavar="N", help=help_text)

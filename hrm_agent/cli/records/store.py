@@ -13,6 +13,7 @@ from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, StoreError, nearest
 from hrm_agent.store import RunStore
 from hrm_agent.store.copying import copy_store
@@ -54,11 +55,8 @@ def run(words: list[str]) -> int:
             f"`hrm-agent store` has no action {words[0]!r}.",
             nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
         )
-    width = max(map(len, ACTIONS))
-    listed = "\n".join(f"  {name:{width}}  {text}" for name, text in ACTIONS.items())
-    Parser("store ACTION", f"Maintain a store.\n\n{listed}\n\n`hrm-agent store ACTION --help` lists its options.").read(
-        words or ["--help"]
-    )
+    about = f"Maintain a store.\n\n{command_list(ACTIONS)}\n\n`hrm-agent store ACTION --help` lists its options."
+    Parser("store ACTION", about).read(words or ["--help"])
     return 0
 
 

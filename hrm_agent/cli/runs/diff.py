@@ -7,7 +7,7 @@ from typing import Any
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names, named_graph
-from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
 from hrm_agent.runtime.time_travel.fork import DiffSide, ThreadDiff, thread_diff
 
 __all__ = ["run", "show_difference"]
@@ -20,8 +20,8 @@ _STYLES = {"+": "green", "-": "red"}
 
 def run(words: list[str]) -> int:
     parser = Parser("diff", "Compare two threads, or two moments: where they diverged, and how their states differ.")
-    parser.add_argument("a", help="THREAD, or THREAD@MOMENT (see `history`)")
-    parser.add_argument("b", help="THREAD, or THREAD@MOMENT, to compare with")
+    parser.add_argument("a", type=thread_name, help="THREAD, or THREAD@MOMENT (see `history`)")
+    parser.add_argument("b", type=thread_name, help="THREAD, or THREAD@MOMENT, to compare with")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of both [{DEFAULT_STORE}]")
     add_own_types(parser, graph=True)
     arguments = parser.read(words)

@@ -27,12 +27,13 @@ def run(words: list[str]) -> int:
     """The program's own exit code."""
     at = words.index("--") if "--" in words else len(words)
     parser = Parser("record", "Run a program, and record every LangGraph graph that it and its children invoke.")
-    parser.usage = "hrm-agent record [--store STORE] [--allow MODULE:TYPE] -- COMMAND [ARGUMENT ...]"
+    parser.usage = "hrm-agent record [OPTIONS] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
     add_own_types(parser)
-    arguments, command = parser.read(words[:at]), words[at + 1 :]
+    hint = "Put the program after two hyphens: `hrm-agent record -- python theirs.py`."
+    arguments, command = parser.read(words[:at], surplus=hint), words[at + 1 :]
     if not command:
-        raise ConfigError("Which program?", "Put it after two hyphens: `hrm-agent record -- python theirs.py`.")
+        raise ConfigError("Which program?", hint)
     open_store(arguments.store).close()  # what is wrong with it is told here, and not in the midst of the program
     return _run(command, _environment(arguments.store, allowed_names(arguments)))
 

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names
-from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
@@ -41,7 +42,7 @@ def run(words: list[str]) -> int:
         "Replay stored runs from their recorded answers, with the graphs as they are now. No model is asked and no "
         "tool is run. The nodes' own code runs again, with what it does outside: files, connections, processes.",
     )
-    parser.add_argument("trajectory", nargs="?", help="id of the trajectory, or of its thread")
+    parser.add_argument("trajectory", nargs="?", type=thread_name, help="id of the trajectory, or of its thread")
     parser.add_argument("--check", metavar="STORE", help="replay every finished run of a store or a run folder")
     parser.add_argument("--run", metavar="RUN", help="with --check: only the trajectories of this run")
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the trajectory [{DEFAULT_STORE}]")
@@ -238,6 +239,12 @@ def _row(found: Replay) -> dict[str, Any]:
 
 
 def _check(arguments: Any, output: Output) -> int:
+    if "://" not in arguments.check and not Path(arguments.check).exists():
+        raise ConfigError(
+            f"There is no store at {arguments.check}.",
+            "--check takes a store or a run folder, and replays all of it; one run alone is replayed by "
+            f"`hrm-agent replay {arguments.check}`.",
+        )
     checked, rows, run_id = 0, list[dict[str, Any]](), arguments.run
     again: dict[Effect, None] = {}
     ignored: dict[str, None] = {}

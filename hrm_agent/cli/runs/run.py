@@ -72,7 +72,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
     parser.add_argument("--thread", help="name of the thread; a thread on record is resumed [a new one]")
     add_config(parser, RunConfig)
-    arguments = parser.read(words)
+    arguments = parser.read(words, surplus="A task of several words goes in quotes.")
     config = config_from(arguments, RunConfig, "run")
     if arguments.dry_run:
         print_config(config, "run", as_json=arguments.json)
@@ -255,8 +255,10 @@ def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcom
     if outcome is not None:
         what = f"chosen: {outcome.chosen}, {outcome.reason}" if outcome.chosen else "none is chosen"
         output.say(f"\n{len(outcome.candidates)} runs, {what}")
-    asked = "no model has answered" if any(run.failed_calls for run in runs) else "no model was asked"
-    cost = f"{models_of(trajectory)}, {usage_text(used)}" if any(run.own_calls for run in runs) else asked
+    answered = any(run.own_calls for run in runs)
+    failed = trajectory.status in (RunStatus.FAILED, RunStatus.RUNNING) or any(run.failed_calls for run in runs)
+    without = "no model has answered" if failed else "no model was asked"
+    cost = f"{models_of(trajectory)}, {usage_text(used)}" if answered else without
     output.say(f"\nthread {trajectory.thread_id}, {cost}. Next:")
     for waiting in (run for run in runs if run.stop_reason is StopReason.INTERRUPT):
         output.say(f"  hrm-agent resume {waiting.thread_id} --answer VALUE --store {where}")

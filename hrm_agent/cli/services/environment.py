@@ -23,6 +23,7 @@ from hrm_agent.cli.common.serving_options import (
     until_signal,
     url_of,
 )
+from hrm_agent.cli.main import command_list
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
 from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.environment.remote.address import (
@@ -56,8 +57,8 @@ def run(words: list[str]) -> int:
             f"`hrm-agent environment` has no action {words[0]!r}.",
             nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
         )
-    listed = "\n".join(f"  {name:8}{text}" for name, text in ACTIONS.items())
-    about = f"Where model-written code runs.\n\n{listed}\n\n`hrm-agent environment ACTION --help` lists its options."
+    listed = f"{command_list(ACTIONS)}\n\n`hrm-agent environment ACTION --help` lists its options."
+    about = f"Where model-written code runs.\n\n{listed}"
     Parser("environment ACTION", about).read(words or ["--help"])
     return 0
 

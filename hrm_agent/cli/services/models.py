@@ -6,9 +6,12 @@ from dataclasses import asdict
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, nearest
 
-__all__ = ["run"]
+__all__ = ["ACTIONS", "run"]
+
+ACTIONS = {"check": "capabilities of a model, and what each missing one requires"}
 
 
 def run(words: list[str]) -> int:
@@ -19,22 +22,26 @@ def run(words: list[str]) -> int:
         raise ConfigError(
             f"`hrm-agent models` has no action {words[0]!r}.", nearest(words[0], ["check"]) or "Its action: check."
         )
-    listed = "  check  capabilities of a model, and what each missing one requires"
-    Parser("models ACTION", f"Check models.\n\n{listed}").read(words or ["--help"])
+    Parser("models ACTION", f"Check models.\n\n{command_list(ACTIONS)}").read(words or ["--help"])
     return 0
 
 
 def _check(words: list[str]) -> int:
     parser = Parser("models check", "Capabilities of a model, and what each missing one requires.")
     parser.add_argument("model", help="as for --policy: builtin:trained, a folder, hf:NAME?load=nf4, vllm:URL, ...")
-    parser.add_argument("--no-load", action="store_true", help="only parse the string; load and contact nothing")
+    parser.add_argument(
+        "--no-load",
+        action="store_true",
+        help="load no weights and ask nobody",
+    )
     arguments = parser.read(words)
     from hrm_agent.models.checking import check_model
 
     found = check_model(arguments.model, load=not arguments.no_load)
     can, output = found.capabilities, Output(as_json=arguments.json)
     told = asdict(can) | {"lacks": [lack._asdict() for lack in can.lacks]}
-    output.result({"model": found.model, "loaded": found.loaded, "load_seconds": found.load_seconds} | told)
+    result = {"model": found.model, "loaded": found.loaded, "load_seconds": found.load_seconds}
+    output.result(result | {"trained_by_adapter": found.trained_by_adapter} | told)
     rows = [
         ("kind", can.kind),
         ("loaded", f"in {found.load_seconds:.1f} s" if found.load_seconds is not None else "no, as asked"),
@@ -44,7 +51,7 @@ def _check(words: list[str]) -> int:
         ("log-probs", can.logprobs.value),
         ("streaming", _yes(can.streaming)),
         ("structured output", _yes(can.structured)),
-        ("trainable", _yes(can.trainable)),
+        ("trainable", "an adapter on it is: --lora-rank 8" if found.trained_by_adapter else _yes(can.trainable)),
         ("quantized", can.quantized or "no"),
         ("type and device", " on ".join(filter(None, (can.dtype, can.device))) or None),
         ("context", None if can.max_length is None else f"{can.max_length:,} tokens"),

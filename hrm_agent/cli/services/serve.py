@@ -49,9 +49,10 @@ class ServeConfig(RunSettings, GraphOptions):
     ones, and no sources, models, prices or files."""
     concurrency: int = Field(default=16, ge=1)
     """Runs at once; a request more is answered with 429."""
-    temperature: float = Field(default=1.0, ge=0)
-    """Sampling temperature of requests that set none; 0 takes the most probable token."""
-    max_tokens: int = Field(default=512, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature of requests that set none; 0 takes the most probable token; none: 1, and of a hosted model
+    its provider's own."""
+    max_tokens: int = Field(default=512, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
     """Most completion tokens of one reply; a request may ask for fewer."""
 
 

@@ -15,6 +15,7 @@ from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.serving_options import check_port, read_token, until_signal, url_of
 from hrm_agent.errors import ConfigError
+from hrm_agent.store.sqlite_read_only import is_run_store
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.app import EnvironmentServer
@@ -80,6 +81,9 @@ def _check(arguments: Arguments, named: list[str]) -> None:
         raise ConfigError("--run and --limit say what is exported.", "Add --export DIR.")
     if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(f"--limit {arguments.limit}: at least 1 is needed.", "Leave it out for all.")
+    for name in named:
+        if "://" not in name and Path(name).is_file() and not is_run_store(Path(name)):
+            raise ConfigError(f"{name} is no store.", "Name a run folder, a store file or a store's URL.")
     missing = [name for name in named if "://" not in name and not Path(name).exists()]
     if len(missing) == len(named):
         raise ConfigError(

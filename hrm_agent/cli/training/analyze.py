@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.cli.common.run_folder import refuse_without_rollouts
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, to_install
 
 if TYPE_CHECKING:
     from hrm_agent.training.analysis.report import AnalysisReport
@@ -26,7 +26,7 @@ def run(words: list[str]) -> int:
     folder = _folder(arguments)
     refuse_without_rollouts(arguments.run)
     if find_spec("torch") is None or find_spec("matplotlib") is None:
-        raise ConfigError("An analysis needs torch and matplotlib.", "Run `pip install 'hrm-agent[train]'`.")
+        raise ConfigError("An analysis needs torch and matplotlib.", f"Run `{to_install('train')}`.")
     from hrm_agent.models.slow_start import told_if_slow
 
     with told_if_slow("loading torch; the first time this takes up to a minute"):

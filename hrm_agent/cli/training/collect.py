@@ -116,6 +116,8 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
         with resumed_by(f"hrm-agent resume {folder}"):
             trajectories = asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))
     _tell_unasked(config.policy, trajectories)
+    if config.rewards is None:
+        _tell_unboxed(trajectories)
     return trajectories
 
 
@@ -127,6 +129,16 @@ def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
     (most, _), *_ = answered.most_common(1)
     said = f"The policy {policy} was asked for nothing: {most}, a model that the graph names, answered."
     print(f"hrm-agent: {said} --stand-in puts the policy in the place of a graph's own chat model.", file=sys.stderr)
+
+
+def _tell_unboxed(trajectories: Sequence[Trajectory]) -> None:
+    """A line on stderr where answers are wrong for their form alone, as it may be."""
+    said = [each.answer for each in trajectories if each.rewards and each.answer]
+    if said and not any(each.outcome > 0 for each in trajectories) and not any("\\boxed" in text for text in said):
+        remark(
+            "No answer was right, and none has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>. "
+            "Ask for it in the graph's prompt, or score what is there: --rewards answer:last_number, say."
+        )
 
 
 def tell_changed_sources(tasks: str, split: str, folder: Path, *others: str) -> None:

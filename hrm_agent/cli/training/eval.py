@@ -34,7 +34,7 @@ __all__ = ["eval_run", "run"]
 
 def run(words: list[str]) -> int:
     parser = _parser()
-    arguments = parser.read(words)
+    arguments = parser.read(words, surplus="Two records are compared by `hrm-agent eval --compare A B`.")
     output = Output(as_json=arguments.json)
     prices = read_prices(arguments.price) if arguments.price else None
     if arguments.compare:
@@ -153,4 +153,4 @@ def _say_written(output: Output, written: list[Path]) -> None:
     if written:
         output.say(f"Written: {', '.join(map(str, written))}")
     if written and written[0].name == "results.json" and len(written) < 3:
-        output.say("No picture: matplotlib is not installed. Run: pip install 'hrm-agent[train]'")
+        output.say("No picture: matplotlib is not installed. Run `pip install matplotlib`.")

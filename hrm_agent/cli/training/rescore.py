@@ -164,6 +164,8 @@ def _report(output: Output, headers: Sequence[Trajectory], sides: Sequence[Side]
         for line in _made_lines(name, made, len(scored)):
             output.say(line)
         output.table(("reward", "mean", "from", "to"), mean_rows(means))
+        if faults and made is not None and made.skipped and not made.scored:
+            output.say("Scores that failed are kept, too: `--again faults` scores those runs again.")
         if faults:
             output.table(("reward", "no value", "trajectories", "for example", "reason"), fault_rows(faults))
     result: dict[str, Any] = {"scored": data} | ({"damaged": dict(damaged)} if damaged else {})

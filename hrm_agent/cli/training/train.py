@@ -16,6 +16,7 @@ from hrm_agent.cli.common.arguments import Parser, add_config, config_from, prin
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import run_folder
+from hrm_agent.cli.main import command_list, fitted
 from hrm_agent.cli.training.panel import panel
 from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
 from hrm_agent.errors import ConfigError, ModelError, RunError, TaskError, nearest
@@ -31,22 +32,14 @@ ACTIONS = {
     "rl": "reinforcement learning on recorded graph runs: grpo, grpo-roc, and their controls",
     "sft": "supervised fine-tuning on conversations",
 }
-_HELP = "\n".join(
-    [
-        "usage: hrm-agent train {rl,sft} [OPTIONS]",
-        "",
-        *(f"  {name:4} {text}" for name, text in ACTIONS.items()),
-        "",
-        "`hrm-agent train rl --help` lists the options.",
-    ]
-)
 _WATCHED = ("rollout/correct", "rollout/correct_with_tool_error", "select/groups_rejected", "loss", "eval/correct")
 """Metrics shown while a run goes on; metrics.jsonl has all of them."""
 
 
 def run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(_HELP)
+        usage = "usage: hrm-agent train {rl,sft} [OPTIONS]"
+        print(fitted(f"{usage}\n\n{command_list(ACTIONS)}\n\n`hrm-agent train rl --help` lists the options."))
         return 0
     if words[0] not in _KINDS:
         raise ConfigError(f"There is no training {words[0]!r}.", nearest(words[0], _KINDS) or "Write rl or sft.")

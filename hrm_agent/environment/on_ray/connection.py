@@ -8,7 +8,7 @@ import threading
 from importlib import import_module
 from typing import Any
 
-from hrm_agent.errors import HrmError
+from hrm_agent.errors import HrmError, to_install
 
 __all__ = ["connect", "line_of", "release"]
 
@@ -55,7 +55,7 @@ def _imported(address: str) -> Any:
     try:
         return import_module("ray")
     except ImportError:
-        raise HrmError("Ray is not installed.", "pip install 'hrm-agent[ray]'") from None
+        raise HrmError("Ray is not installed.", f"Run `{to_install('ray')}`.") from None
 
 
 def _init(ray: Any, address: str) -> None:

@@ -24,7 +24,7 @@ from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.address import About, Address, about_of, stranger, wrong_token
 from hrm_agent.environment.remote.messages import MAX_CALLS, MOST_WAIT, submission_record
 from hrm_agent.environment.remote.session_memory import SessionMemory
-from hrm_agent.errors import HrmError
+from hrm_agent.errors import HrmError, to_install
 from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.http_client import backoff
 from hrm_agent.strict_json import from_json, to_json
@@ -32,7 +32,7 @@ from hrm_agent.strict_json import from_json, to_json
 try:
     import aiohttp
 except ImportError as error:
-    raise HrmError("A served environment is used with aiohttp.", "pip install 'hrm-agent[service]'") from error
+    raise HrmError("A served environment is used with aiohttp.", f"Run `{to_install('service')}`.") from error
 
 __all__ = ["MAX_ATTEMPTS", "Channel", "Peer", "RemoteCall"]
 

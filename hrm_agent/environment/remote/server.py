@@ -43,7 +43,7 @@ from hrm_agent.environment.remote.messages import (
     parse_submission,
     result_record,
 )
-from hrm_agent.errors import HrmError
+from hrm_agent.errors import HrmError, to_install
 from hrm_agent.strict_json import to_json
 
 try:
@@ -65,7 +65,7 @@ try:
         serve_routes,
     )
 except ImportError as error:
-    raise HrmError("An environment is served with aiohttp.", "pip install 'hrm-agent[service]'") from error
+    raise HrmError("An environment is served with aiohttp.", f"Run `{to_install('service')}`.") from error
 
 __all__ = ["MAX_REQUEST_BYTES", "Service", "serving"]
 

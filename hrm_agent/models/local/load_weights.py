@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from hrm_agent.errors import ModelError
+from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.adapter_folder import roles_on_record
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.role_adapters import put_adapters, read_adapter
@@ -146,7 +146,7 @@ def quiet_libraries() -> None:
 def need_package(package: str, extra: str, why: str) -> None:
     """Raises `ModelError`, with the command that installs the extra, where `package` is missing."""
     if find_spec(package) is None:
-        raise ModelError(f"{why} needs {package}.", f"Run `pip install 'hrm-agent[{extra}]'`.")
+        raise ModelError(f"{why} needs {package}.", f"Run `{to_install(extra)}`.")
 
 
 def _check_folder(folder: Path) -> None:

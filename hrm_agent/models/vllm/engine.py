@@ -34,7 +34,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from hrm_agent.async_bridge import BackgroundLoop
-from hrm_agent.errors import ContextLengthError, ModelError
+from hrm_agent.errors import ContextLengthError, ModelError, to_install
 from hrm_agent.models.capabilities import Capabilities
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.answer import VllmReply, request_body
@@ -239,7 +239,7 @@ def load_vllm_codec(name: str) -> PolicyCodec:
 
 def _check_transformers(name: str) -> None:
     if find_spec("transformers") is None:
-        raise ModelError(f"The tokenizer of {name!r} needs transformers.", "Run `pip install 'hrm-agent[train]'`.")
+        raise ModelError(f"The tokenizer of {name!r} needs transformers.", f"Run `{to_install('train')}`.")
 
 
 def _codec(address: VllmAddress, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:

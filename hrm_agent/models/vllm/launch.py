@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
 
-from hrm_agent.errors import ModelError
+from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.vllm.weights import EXTENSION, EXTENSION_FOLDER
 
 __all__ = ["LaunchOptions", "VllmProcess"]
@@ -26,6 +26,8 @@ _TERM_SECONDS, _KILL_SECONDS = 10.0, 10.0
 _SHOWN_LINES, _SHOWN_BYTES = 12, 256 << 10
 _SHOWN_ERRORS, _SHOWN_CHARACTERS = 4, 600
 _ERROR = re.compile(r"\b\w+(?:Error|Exception): .*")
+
+_HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,13 @@ class VllmProcess:
     """
 
     def __init__(self, options: LaunchOptions, log: Path, number: int = 0, *, port: int | None = None) -> None:
-        """`port`: None takes a free one. Raises `ModelError` where the interpreter cannot be run."""
+        """`port`: None takes a free one. Raises `ModelError` where the interpreter cannot be run, or has no vLLM."""
         self.port, self.log = port or _free_port(), log
         python = options.python or sys.executable
         if which(python) is None:
             raise _unusable(python, "there is no such program")
+        if subprocess.run([python, "-c", _HAS_VLLM], env=_environment(options, number), check=False).returncode:
+            raise _unusable(python, "it has no vLLM", f"Run `{to_install('vllm')}`. " * (not options.python))
         tied = [which("setpriv"), "--pdeathsig", "TERM", "--"] if which("setpriv") else []
         command = [
             *(str(part) for part in tied),
@@ -128,10 +132,10 @@ def _free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def _unusable(python: str, why: str) -> ModelError:
+def _unusable(python: str, why: str, first: str = "") -> ModelError:
     return ModelError(
         f"A vLLM server cannot be started by {python!r}: {why}.",
-        "Name the interpreter of an environment that has vLLM with --server-python.",
+        f"{first}Name the interpreter of an environment that has vLLM with --server-python.",
     )
 
 

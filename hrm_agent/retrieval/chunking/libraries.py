@@ -19,7 +19,7 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
-from hrm_agent.errors import ConfigError, RetrievalError, nearest
+from hrm_agent.errors import ConfigError, RetrievalError, nearest, to_install
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.tokenizers.base import Tokenizer, checked
 
@@ -143,7 +143,7 @@ def _library(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{module} is not installed.", 'Run `pip install "hrm-agent[splitters]"`.') from error
+        raise ConfigError(f"{module} is not installed.", f"Run `{to_install('splitters')}`.") from error
 
 
 LIBRARIES: dict[str, Callable[[Tokenizer, int, int], Callable[[str], Iterable[Span]]]] = {

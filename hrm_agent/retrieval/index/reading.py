@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.errors import to_install
 from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["MAX_BYTES", "READER", "Document", "DocumentKind", "NotRead", "Why", "is_html", "read_document"]
@@ -28,7 +29,6 @@ MAX_BYTES = 32 * 2**20
 """Largest file that is read, and the largest text that is made of one (UTF-8)."""
 READER = 3
 """Raised when the same bytes give another text: what was indexed before is read again."""
-_INSTALL = "install it with `pip install 'hrm-agent[retrieval]'`"
 _PDFIUM = threading.Lock()
 """pdfium is not made for threads: two of them in it at once end the process."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -109,7 +109,9 @@ def read_document(name: str, data: bytes, max_bytes: int = MAX_BYTES, *, hidden_
     except NotRead:
         raise
     except ImportError as error:
-        raise NotRead(Why.UNREADABLE, f"{kind} needs the package {error.name}: {_INSTALL}") from error
+        raise NotRead(
+            Why.UNREADABLE, f"{kind} needs the package {error.name}: install it with `{to_install('retrieval')}`"
+        ) from error
     except Exception as error:  # a library met something that it does not know
         raise NotRead(Why.UNREADABLE, f"{type(error).__name__}: {error}") from error
     if not text.strip():

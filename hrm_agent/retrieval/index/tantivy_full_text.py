@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.errors import ConfigError, RetrievalError
+from hrm_agent.errors import ConfigError, RetrievalError, to_install
 from hrm_agent.retrieval.index.file import IndexFile, about, set_about
 from hrm_agent.retrieval.index.full_text import Ranked, languages_in
 from hrm_agent.retrieval.terms import phrases_of, terms_of
@@ -244,6 +244,6 @@ def library() -> Any:
     try:
         import tantivy
     except ImportError as error:
-        hint = "Run `pip install 'hrm-agent[tantivy]'`, or index with `--engine fts5`."
+        hint = f"Run `{to_install('tantivy')}`, or index with `--engine fts5`."
         raise ConfigError("This index is ranked by tantivy, which is not installed.", hint) from error
     return tantivy

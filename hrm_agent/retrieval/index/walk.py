@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hrm_agent.errors import RetrievalError
 
-__all__ = ["files_in", "inside"]
+__all__ = ["files_in", "inside", "no_document"]
 
+_MADE = re.compile(r"__pycache__|build|dist|node_modules|runs|site-packages|venv")
+"""Folders that programs write."""
+_CODE = re.compile(
+    r"bat|c|cc|cfg|cpp|cs|css|csv|go|h|hpp|ini|ipynb|java|js|json|jsonl|jsx|kt|lock|lua|mjs|php|pl|ps1|py|pyi|r|rb|rs"
+    r"|scala|sh|sql|swift|toml|ts|tsv|tsx|vue|xml|yaml|yml"
+)
+_MADE_FILES = re.compile(
+    r"7z|bin|bz2|db|db-shm|db-wal|gguf|gz|log|npy|npz|onnx|parquet|pickle|pkl|pt|pth|pyc|safetensors|so|sqlite|tar|tgz"
+    r"|whl|xz|zip|zst"
+)
+"""Ends of names."""
 _HINT = "Name a folder of text, Markdown, HTML or PDF files."
 
 
@@ -43,6 +55,21 @@ def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
     if not found and not closed:
         raise RetrievalError(f"There is no file in {folder}; the index was left as it is.", _HINT)
     return [*found, *(f"{path}/" for path in closed)]
+
+
+def no_document(path: str) -> str | None:
+    """Why a file of a folder is taken for no document, by its name alone; None if it may be one.
+
+    A folder that holds an agent holds its code, its runs and its models as well: whoever indexes it means its texts.
+    """
+    *folders, name = path.rstrip("/").split("/")
+    folders += [name] if path.endswith("/") else []
+    for folder in filter(_MADE.fullmatch, folders):
+        return f"in {folder}, made by programs"
+    suffix = name.rpartition(".")[2].lower() if "." in name else ""
+    if _CODE.fullmatch(suffix):
+        return f".{suffix}, code or data"
+    return f".{suffix}, made by programs" if _MADE_FILES.fullmatch(suffix) else None
 
 
 def _real_folders(folder: Path) -> Iterator[tuple[int, int]]:

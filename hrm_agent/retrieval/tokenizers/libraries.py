@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, to_install
 from hrm_agent.retrieval.tokenizers.base import Encoded, Offsets, checked, spelling, tiled
 
 __all__ = ["HuggingFace", "SentencePiece", "models_on_disk", "require"]
@@ -31,7 +31,7 @@ def require(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{name} is not installed.", 'Run `pip install "hrm-agent[tokenizers]"`.') from error
+        raise ConfigError(f"{name} is not installed.", f"Run `{to_install('tokenizers')}`.") from error
 
 
 class HuggingFace:

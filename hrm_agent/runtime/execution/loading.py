@@ -24,7 +24,7 @@ from langgraph.pregel import Pregel
 
 from hrm_agent.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, GraphError, HrmError, nearest
-from hrm_agent.import_by_name import import_by_name, search_in
+from hrm_agent.import_by_name import NoFileError, import_by_name, search_in
 from hrm_agent.langgraph_format import START, await_missing_checkpoints
 from hrm_agent.runtime.execution.builtin_graphs import BUILTIN_GRAPHS
 from hrm_agent.runtime.execution.runnables import graph_around, is_runnable
@@ -199,6 +199,8 @@ def _import(module_name: str, name: str, folder: str) -> ModuleType:
         if module_name in _FORMER_MODULES and not _is_there(module_name):
             module_name = _FORMER_MODULES[module_name]
         return import_by_name(module_name, folder)
+    except NoFileError as error:
+        raise GraphError(error.message, error.hint) from None
     except (Exception, SystemExit) as error:
         trial = f"python {module_name}" if module_name.endswith(".py") else f"python -c 'import {module_name}'"
         raise GraphError(

@@ -34,7 +34,7 @@ from typing import Any
 
 from hrm_agent import __version__
 from hrm_agent.async_bridge import call_in_thread
-from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError
+from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError, to_install
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, usage_chunk
 from hrm_agent.runtime.serving.feedback import add_feedback
@@ -58,7 +58,7 @@ try:
         serve_routes,
     )
 except ImportError as error:
-    raise HrmError("Graphs are served with aiohttp.", "pip install 'hrm-agent[service]'") from error
+    raise HrmError("Graphs are served with aiohttp.", f"Run `{to_install('service')}`.") from error
 
 __all__ = ["CONCURRENCY", "MAX_REQUEST_BYTES", "SERVICE", "THREAD_HEADER", "ChatService", "serving"]
 

@@ -20,7 +20,7 @@ import httpx
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel
 
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, to_install
 from hrm_agent.retrieval.html_text import html_to_text
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.mediawiki.api_schema import ApiRow, PageRow, Parsed, Query, QueryReply, in_shape
@@ -240,7 +240,7 @@ def _open_cache(folder: Path | str | None, seconds: float) -> AnswerCache | None
     try:
         from hrm_agent.tools.mediawiki.cache import AnswerCache
     except ImportError as error:
-        raise ConfigError(f"A cache of answers needs {error.name}.", "pip install 'hrm-agent[retrieval]'") from error
+        raise ConfigError(f"A cache of answers needs {error.name}.", f"Run `{to_install('retrieval')}`.") from error
     return AnswerCache(folder, seconds)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from hrm_agent.errors import StoreError, StoreVersionError
+from hrm_agent.errors import StoreError, StoreVersionError, to_install
 from hrm_agent.files import replacing
 from hrm_agent.trajectory.schema import SCHEMA_VERSION, Call, Trajectory
 
@@ -183,6 +183,6 @@ def pyarrow() -> tuple[Any, Any]:
     except ImportError as error:
         raise StoreError(
             "Parquet needs pyarrow, which is not installed.",
-            "Run `pip install 'hrm-agent[train]'`, or export with --format jsonl.",
+            f"Run `{to_install('train')}`, or export with --format jsonl.",
         ) from error
     return pa, parquet

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.errors import to_install
 from hrm_agent.models.policy_loader import BUILTIN_POLICIES
 
 __all__ = ["TokenTexts", "token_texts"]
@@ -87,7 +88,7 @@ def _from_file(path: Path) -> tuple[TokenTexts | None, str | None]:
     if facts.st_size > _MOST_BYTES:
         return None, "Its tokenizer's file is too large."
     if find_spec("tokenizers") is None:
-        return None, "The library that reads tokenizers is not installed: pip install 'hrm-agent[train]'"
+        return None, f"The library that reads tokenizers is not installed: `{to_install('train')}`."
     return _read(path, facts.st_mtime_ns)
 
 

@@ -10,6 +10,29 @@ from tests.cli.conftest import Command
 from tests.support.retrieval.documents import pdf
 
 
+def test_a_folder_of_an_agent_gives_its_documents_and_no_code_no_runs_and_no_models(
+    hrm: Command, tmp_path: Path
+) -> None:
+    (project := tmp_path / "project").mkdir()
+    for name in ("README.md", "notes.rst", "LICENSE", "docs/page.html", "docs/build.md"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("Whales eat krill.\n")
+    for name in ("agent.py", "tasks.json", "runs/a/results.md", "build/site/index.html", "model/model.safetensors"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("Whales eat krill.\n")
+    told = hrm("index", project, "--store", "i.db", "--json").json
+    assert (told["added"], sum(told["left_out"].values())) == (5, 5)
+    assert told["left_out"] == {
+        "in runs, made by programs": 1,
+        "in build, made by programs": 1,
+        ".py, code or data": 1,
+        ".json, code or data": 1,
+        ".safetensors, made by programs": 1,
+    }
+    assert "1 in runs, made by programs" in hrm("index", project, "--store", "i.db").out
+    assert hrm("index", project, "--store", "i.db", "--all-files", "--json").json["added"] == 5
+
+
 def test_a_folder_is_indexed_and_indexed_again(hrm: Command, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()

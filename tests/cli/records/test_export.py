@@ -295,4 +295,4 @@ def test_parquet_without_pyarrow(ran: Path, hrm: Command, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = hrm("export", ran, "--out", "x.parquet")
     assert done.code == 2
-    assert "pip install 'hrm-agent[train]'" in done.err
+    assert "[train]'" in done.err

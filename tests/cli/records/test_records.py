@@ -43,6 +43,21 @@ def test_a_terminal_obeys_nothing_of_what_it_is_shown(hrm: Command, tmp_path: Pa
     assert hrm("show", sample.id, "--store", "s.db", "--json").json["answer"] == hostile
 
 
+def test_history_has_a_line_for_each_run_at_80_columns(
+    hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = [f"run-20261127-19011{n}-720d" for n in range(3)]
+    with open_store(tmp_path / "s.db") as opened:
+        for thread in threads:
+            opened.journal.write_trajectory(make_trajectory(id=thread[::-1], thread_id=thread, calls=(), tool_calls=()))
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = hrm("history", "--store", "s.db").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert lines[0].split()[0] == "thread" and {line.split()[0] for line in lines[1:4]} == {*threads}
+    assert lines[5].startswith("3 trajectories in ")
+    assert {row["trajectory"] for row in hrm("history", "--store", "s.db", "--json").json} == {t[::-1] for t in threads}
+
+
 def corrupt(store: str) -> str:
     """Adds a call whose log-probs are positive."""
     bad = make_call("task-bad", logprobs=(0.0, 0.0, 1.5, -0.25))

@@ -70,6 +70,12 @@ def test_a_thread_keeps_its_task_and_its_options(scripted: str, hrm: Command) ->
     assert "temperature: 1.0 there, 0.5 now" in done.err
 
 
+def test_what_an_earlier_version_kept_as_its_defaults_is_no_other_configuration(scripted: str, hrm: Command) -> None:
+    """It had no none: the values stand there."""
+    hrm("run", TASK, "--policy", scripted, "--thread", "t1", "--max-tokens", "512", "--temperature", "1")
+    assert hrm("run", TASK, "--policy", scripted, "--thread", "t1").code == 0
+
+
 def test_a_run_that_cannot_be_begun(scripted: str, hrm: Command) -> None:
     assert "There is no graph 'tol_loop'" in hrm("run", TASK, "--policy", scripted, "--graph", "tol_loop").err
     assert not Path("runs").exists()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hrm_agent.errors import to_install
 from hrm_agent.models import checking
 from hrm_agent.store import open_store
 from hrm_agent.trajectory.lint import lint
@@ -33,7 +34,7 @@ def test_without_loading_it_says_what_is_missing(hrm: Command, monkeypatch: pyte
     monkeypatch.setattr(checking, "find_spec", lambda name: None if name == "bitsandbytes" else found(name))
     lacking = hrm("models", "check", "hf:Qwen/Qwen2.5-1.5B-Instruct?load=nf4", "--no-load")
     assert lacking.code == 1
-    assert "bitsandbytes is not installed: `pip install 'hrm-agent[quant]'`." in lacking.out
+    assert f"bitsandbytes is not installed: `{to_install('quant')}`." in lacking.out
 
 
 def test_what_cannot_be_had_is_an_error(hrm: Command) -> None:

@@ -26,6 +26,20 @@ def policy(folder: Path, name: str, *answers: str) -> str:
     return f"scripted:{folder / name}"
 
 
+def test_answers_without_the_box_that_the_verifier_reads_are_told(hrm: Command, tmp_path: Path) -> None:
+    """A score of 0 for the form of the answer alone is not taken for one of its content."""
+    graph = "from langgraph.graph import START, MessagesState, StateGraph\n"
+    graph += "def say(state):\n    return {'messages': [('ai', 'They have 226 legs.')]}\n"
+    graph += "graph = StateGraph(MessagesState).add_node('say', say).add_edge(START, 'say').compile()\n"
+    (tmp_path / "says.py").write_text(graph)
+    (tmp_path / "q.csv").write_text("question,answer\nHow many legs?,226\n")
+    words = ("eval", "--graph", "./says.py:graph", "--tasks", "./q.csv")
+    told = hrm(*words, "--out", "a")
+    assert "none has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>" in told.err
+    assert "--rewards answer:last_number" in told.err
+    assert "boxed" not in hrm(*words, "--out", "b", "--rewards", "answer:last_number").err
+
+
 def test_from_tasks_to_results_and_a_comparison(tasks: str, hrm: Command, tmp_path: Path) -> None:
     words = ("--tasks", tasks, "--count", "4", "--samples", "3", "--price", "1,2")
     right = policy(tmp_path, "right.jsonl", *["42"] * 12)

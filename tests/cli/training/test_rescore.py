@@ -282,7 +282,7 @@ async def test_what_was_scored_before_a_kill_is_on_record(hrm: Command, rubrics:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--rewards", "./none.py:rubric"), "does not import: FileNotFoundError"),
+        (("--rewards", "./none.py:rubric"), "There is no file none.py in "),
         (("--rewards", "./mine.py:words"), "'words' returned 'good', a str"),
         (("--rewards", "nothing"), "There are no scores 'nothing'"),
         (("--rewards", "feedback"), "Nobody has said anything"),

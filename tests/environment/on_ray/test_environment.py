@@ -20,7 +20,7 @@ from hrm_agent.environment.base import SessionState, Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.on_ray import cluster as nodes
 from hrm_agent.environment.on_ray.environment import RayEnvironment
-from hrm_agent.errors import HrmError
+from hrm_agent.errors import HrmError, to_install
 from hrm_agent.testing import block_until, wait_until
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, run_batch
@@ -282,7 +282,7 @@ except HrmError as error: print(error)
     assert unreachable.startswith("No Ray cluster answers at 127.0.0.1:1: ")
     assert "'ray://127.0.0.1:1' is not the address of a Ray cluster." in client
     assert "'somewhere' is not the address" in word
-    assert missing == "Ray is not installed. pip install 'hrm-agent[ray]'"
+    assert missing == f"Ray is not installed. Run `{to_install('ray')}`."
 
 
 async def test_nodes_die_at_random_during_thousands_of_calls(cluster: Any, environment: RayEnvironment) -> None:

@@ -189,7 +189,7 @@ calculating = build_research(tools=[python_stateless])
     [
         ("price_list", "'price_list' names no tool. Name it as package.module:attribute"),
         ("no.such.module:tool", "does not import: ModuleNotFoundError"),
-        ("./none.py:tool", "does not import: FileNotFoundError"),
+        ("./none.py:tool", "There is no file none.py in "),
         (f"{MODULE}:price", f"{MODULE} has no 'price'. Tools found there: price_list, slow, shelf"),
         (f"{MODULE}:function", "A function is neither a LangChain tool nor a retriever. Decorate"),
         (f"{MODULE}:number", "A int is neither"),

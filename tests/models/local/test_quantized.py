@@ -114,8 +114,8 @@ def test_a_model_beside_its_engine_answers_as_alone(folder: Path, load: str) -> 
 @pytest.mark.parametrize(
     ("options", "package", "command"),
     [
-        (LoadOptions(load="nf4"), "bitsandbytes", "hrm-agent[quant]"),
-        (LoadOptions(adapter="somewhere"), "peft", "hrm-agent[adapters]"),
+        (LoadOptions(load="nf4"), "bitsandbytes", "[quant]"),
+        (LoadOptions(adapter="somewhere"), "peft", "[adapters]"),
     ],
 )
 def test_a_missing_package_is_named_with_its_command(

@@ -248,7 +248,7 @@ def test_a_node_without_the_package_is_left_out_and_told(
     config = by_actors(CONFIG.model_copy(update={"count": 2}), cluster.address, 1)
     with pytest.raises(ConfigError, match="It cannot import hrm_agent: ModuleNotFoundError") as raised:
         asyncio.run(collect(config, tmp_path / "run"))
-    assert "pip install 'hrm-agent[ray,train]==" in raised.value.hint
+    assert "on that node, with its extras ray and train." in raised.value.hint
     cluster.add_node(**node_options())
     found = asyncio.run(collect(config.model_copy(update={"processes": 2}), tmp_path / "run"))
     assert len(found) == 4
