@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, TypeGuard
 
 from langchain_core.runnables import RunnableConfig
@@ -115,6 +116,9 @@ class EpisodeRunner:
     durability: Durability = "steps"
     """What is committed when: `steps`, each of the graph's steps and calls as it ends; `calls`, each model call, and
     the steps and `python` calls with what is committed next, or some milliseconds later."""
+    takes_up_stopped: bool = False
+    """A run on record that stopped before its graph had ended (it failed, was stopped, met a limit of steps) continues
+    from there; otherwise it is read back as it ended. A training's rollouts are what they came to."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a fork's origin."""
     on_end: OnEnd | None = None
@@ -193,17 +197,22 @@ class EpisodeRunner:
         path = str(episode.task.metadata.get(ANSWER_PATH, ""))
         check_answer_path(graph, path)
         context = run_context(graph, episode.context, episode.graph_name)
-        graph_input = first_input(graph, episode.task, episode.thread_id)
+        first = cache(partial(first_input, graph, episode.task, episode.thread_id))
         asks_nothing = answer is NO_ANSWER and say is None
-        if asks_nothing and self.store.journal.is_over(episode.trajectory_id):
+        if asks_nothing and not self.takes_up_stopped and self.store.journal.is_over(episode.trajectory_id):
             return self.store.journal.trajectory(episode.trajectory_id)
         async with AsyncExitStack() as stack:
             lease = stack.enter_context(self.store.lease(episode.thread_id, joins=self.durability == "calls"))
             await stack.enter_async_context(lease.stops_when_lost())
             record = None if lease.new else self.store.journal.find_trajectory(episode.trajectory_id)
-            if asks_nothing and _is_over(record):  # another process has run it before the lease was ours
-                return record
-            graph_run = GraphRun(graph, self._config(episode), context, graph_input, record, answer_path=path)
+            if record is None:
+                first()  # a task that has no place in the input is told before anything is written
+            graph_run = GraphRun(graph, self._config(episode), context, first, record, answer_path=path)
+            if asks_nothing and _is_over(record):  # or another process has run it before the lease was ours
+                if not (self.takes_up_stopped and await graph_run.is_stopped(self.store)):
+                    return record
+                record = self._reopen(record)
+                graph_run = replace(graph_run, record=record)
             if say is not None:
                 record = await self._take_turn(graph_run, say)
                 graph_run = replace(graph_run, record=record)
@@ -306,7 +315,7 @@ class EpisodeRunner:
         return begun
 
     def _reopen(self, record: Trajectory | None) -> Trajectory | None:
-        """A run that had stopped at a question is under way again."""
+        """A run that had stopped is under way again."""
         if record is None or record.status is RunStatus.RUNNING:
             return record
         self.store.journal.write_trajectory(again := reopened(record))

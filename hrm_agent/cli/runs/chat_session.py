@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config, refuse
 from hrm_agent.config import build_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
-from hrm_agent.runtime.execution.conversation import reopened, takes_turns
+from hrm_agent.runtime.execution.conversation import takes_turns
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.replay.player import Replay, replay_async
@@ -151,6 +152,13 @@ class ChatSession:
             return True
         return history(self.store, self.thread, branches=False).last.checkpoint_id != known.forked_from.checkpoint_id
 
+    @property
+    def can_resume(self) -> bool:
+        """True if the newest turn is under way, or stopped before its end: by hand, by an error, or at a limit."""
+        known = self.known
+        open_ = (RunStatus.RUNNING, RunStatus.ABORTED, RunStatus.FAILED)
+        return known is not None and (known.status in open_ or known.stop_reason is StopReason.RECURSION_LIMIT)
+
     # going on
 
     def say(self, text: str) -> Trajectory:
@@ -168,9 +176,7 @@ class ChatSession:
         known = self.known
         if known is None:
             raise RunError("Nothing has been said yet.", "Say something.")
-        if answer is NO_ANSWER and known.status is RunStatus.ABORTED:
-            self.store.journal.write_trajectory(reopened(known))
-        elif answer is NO_ANSWER and known.status is not RunStatus.RUNNING:
+        if answer is NO_ANSWER and not self.can_resume:
             raise RunError("No turn is under way.", "Say something.")
         return self._turn(known.task, answer=answer)
 
@@ -203,7 +209,7 @@ class ChatSession:
             entered = self._open.enter_async_context(
                 EpisodeRunner.open(self.store, self.config.policy, self.config, backend=backend)
             )
-            self._runner = self._loop.run(entered)
+            self._runner = replace(self._loop.run(entered), takes_up_stopped=True)
         return self._runner
 
     def check(self, before: Mapping[str, Any]) -> None:

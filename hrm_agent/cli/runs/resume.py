@@ -155,7 +155,7 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
             f"Resume the whole run: `hrm-agent resume {Path(where).parent if Path(where).is_file() else where}`.",
         )
     config = _with_graph(build_config(RunConfig, _allowing(values, allow), f"of thread {thread!r}"), arguments)
-    return run_task(config, trajectory.task, trajectory.thread_id, where, output, answer=answer, again=True)
+    return run_task(config, trajectory.task, trajectory.thread_id, where, output, answer=answer)
 
 
 def _with_graph(config: Config, arguments: Namespace) -> Config:

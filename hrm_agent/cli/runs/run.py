@@ -11,6 +11,7 @@ import json
 import secrets
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, changed_keys, read_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
-from hrm_agent.runtime.execution.conversation import RECORDED, first_input, reopened
+from hrm_agent.runtime.execution.conversation import RECORDED, first_input
 from hrm_agent.runtime.execution.input_prompt import asked_by
 from hrm_agent.runtime.execution.lazy_policy import policy_of_record
 from hrm_agent.runtime.execution.loading import load_graph
@@ -147,9 +148,8 @@ def run_task(
     output: Output,
     *,
     answer: Any = NO_ANSWER,
-    again: bool = False,
 ) -> int:
-    """Start or resume `thread`; `answer` is for the question that it waits with. `again`: also one that was stopped."""
+    """Start or resume `thread`; `answer` is for the question that it waits with."""
     graph = load_graph(config.graph, config.configurable)  # before the store: an unknown graph must not create one
     with open_store(where, allow=config.allowed_types) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
@@ -169,8 +169,7 @@ def run_task(
         async def go() -> Outcome:
             async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
                 keep_options(store, thread, config)
-                if again:
-                    _take_up_again(store, thread)
+                runner = replace(runner, takes_up_stopped=True)
                 if config.mode != "single":
                     return await _by_mode(config, runner, episode, output)
                 trajectory = await runner.run(episode, Printer(output).update, answer=answer)
@@ -179,14 +178,6 @@ def run_task(
         with resumed_by(f"hrm-agent resume {thread} --store {where}"):
             outcome = asyncio.run(go())
     return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
-
-
-def _take_up_again(store: RunStore, thread: str) -> None:
-    """A run that was stopped by hand is wanted after all."""
-    with store.lease(thread):
-        (now,) = store.journal.headers("thread_id = ?", (thread,))
-        if now.status is RunStatus.ABORTED:
-            store.journal.write_trajectory(reopened(now))
 
 
 async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, output: Output) -> Outcome:
@@ -260,7 +251,8 @@ def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcom
     output.say(f"\nthread {trajectory.thread_id}, {cost}. Next:")
     for waiting in (run for run in runs if run.stop_reason is StopReason.INTERRUPT):
         output.say(f"  hrm-agent resume {waiting.thread_id} --answer VALUE --store {where}")
-    if trajectory.status is RunStatus.RUNNING:
+    unfinished = trajectory.status in (RunStatus.RUNNING, RunStatus.FAILED)
+    if unfinished or trajectory.stop_reason is StopReason.RECURSION_LIMIT:
         output.say(f"  hrm-agent resume {trajectory.thread_id} --store {where}")
     output.say(f"  hrm-agent show {trajectory.id} --store {where}")
     output.say(f"  hrm-agent history {trajectory.thread_id} --store {where}")

@@ -46,12 +46,14 @@ class GraphRun:
     """LangGraph's config, which names the thread and the limit of steps."""
     context: Any
     """LangGraph's run context, of the class that the graph declares; None if it declares none."""
-    graph_input: Any
-    """The input of a thread without checkpoints, or the `Command` that resumes it."""
+    first: Callable[[], Any]
+    """Makes the input of a thread without checkpoints."""
     record: Trajectory | None
     """The record of a thread that is resumed."""
+    command: Command[Any] | None = None
+    """What resumes a pending interrupt."""
     answers: bool = False
-    """True where `graph_input` resumes a pending interrupt or breakpoint."""
+    """True where a pending interrupt is resumed with `command`, or a breakpoint passed."""
     answer_path: str = ""
     """Where in the final state the answer is; empty: the last message, or a field named as one."""
 
@@ -63,7 +65,21 @@ class GraphRun:
             stands = f"it is {record.status.value}" if record else "it was never run"
             raise RunError(f"The thread is not waiting for an answer: {stands}.", "Leave the answer out.")
         waiting = (await self._in(store).aget_state(self.config)).interrupts
-        return replace(self, graph_input=_command(waiting, answer), answers=True)
+        return replace(self, command=_command(waiting, answer), answers=True)
+
+    async def is_stopped(self, store: RunStore) -> bool:
+        """True where the run on record has ended before its graph: it failed, was stopped, or met a limit on the way.
+
+        A run that waits for an answer is not stopped: it needs the answer.
+        """
+        record = self.record
+        if record is None or record.status in (RunStatus.COMPLETED, RunStatus.RUNNING):
+            return False
+        if record.status is not RunStatus.TRUNCATED:
+            return True
+        if record.stop_reason is StopReason.INTERRUPT:
+            return False
+        return bool((await self._in(store).aget_state(self.config)).tasks)
 
     async def ended_before(self, store: RunStore) -> TurnEnd:
         """How the newest turn on record ended; one still under way counts as aborted."""
@@ -87,7 +103,7 @@ class GraphRun:
         """The input for a thread that is resumed, or the state of one that has ended."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
-            graph_input, turns = self.graph_input, self.record.turns if self.record else ()
+            graph_input, turns = self.first(), self.record.turns if self.record else ()
             later: list[Any] = turn_input(turns, {})["messages"]
             return (graph_input | {"messages": [*graph_input["messages"], *later]} if later else graph_input), None
         if unread := await self._not_read(graph):
@@ -96,8 +112,12 @@ class GraphRun:
 
     async def run_to_end(self, store: RunStore, callbacks: StreamCallbacks) -> TurnEnd:
         """Run from the newest checkpoint; a thread that has ended is read back."""
-        graph, graph_input = self._in(store), self.graph_input
-        if self.record is not None and not self.answers:
+        graph = self._in(store)
+        if self.answers:
+            graph_input: Any = self.command
+        elif self.record is None:
+            graph_input = self.first()
+        else:
             graph_input, at_end = await self._where_it_stands(graph)
             if at_end is not None:
                 return self.outcome(at_end)
@@ -193,6 +213,7 @@ class StreamCallbacks(NamedTuple):
 
 def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
     """The resuming command; None passes a breakpoint. An id is needed only if several interrupts are pending."""
+    waiting = list({question.id: question for question in waiting}.values())  # each graph around tells a nested one
     if not waiting:
         return None if answer is None else Command(resume=answer)
     by_id: Mapping[str, Any] = cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}

@@ -104,7 +104,9 @@ class Chats:
 
     async def run(self, asked: ChatRequest, episode: Episode, stream_out: AnswerStream, *, lasting: bool) -> Trajectory:
         """Run, resume or read back. `lasting`: the client may come again for the thread."""
-        runner = replace(self._runner, sampling=asked.sampled_by(self._runner.sampling))
+        runner = replace(
+            self._runner, sampling=asked.sampled_by(self._runner.sampling), takes_up_stopped=True
+        )
         known = runner.store.journal.find_trajectory(episode.trajectory_id)
         answer = NO_ANSWER
         if known is not None and (known.graph, known.task) != (episode.graph, episode.task):
@@ -157,7 +159,7 @@ class AnswerStream:
     def on_update(self, around: tuple[str, ...], data: dict[str, Any]) -> None:
         for node, values in data.items():
             if node == INTERRUPT:
-                asked = [question.value for question in values]
+                asked = [question.value for question in {question.id: question for question in values}.values()]
                 self.question = "\n\n".join(value if isinstance(value, str) else json_line(value) for value in asked)
             else:
                 self._nodes.append("/".join((*around, node)))
