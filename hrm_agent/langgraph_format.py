@@ -33,6 +33,7 @@ __all__ = [
     "SENDS",
     "START",
     "TASK",
+    "UPDATE_METADATA",
     "NamespacePart",
     "await_missing_checkpoints",
     "checkpoint_of_root",
@@ -52,6 +53,8 @@ __all__ = [
 # writes of a task that are no values of channels
 INTERRUPT = "__interrupt__"
 """Its questions; the "node" of an update that tells them, too."""
+UPDATE_METADATA = "__metadata__"
+"""The "node" of an update that says of the others whether their tasks had ended before."""
 RESUME = "__resume__"
 """The answers that it has been given."""
 ERROR = "__error__"

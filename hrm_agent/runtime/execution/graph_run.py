@@ -15,7 +15,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Interrupt
 
 from hrm_agent.errors import RunError
-from hrm_agent.langgraph_format import INTERRUPT, namespace_parts
+from hrm_agent.langgraph_format import INTERRUPT, UPDATE_METADATA, namespace_parts
 from hrm_agent.runtime.execution.answer_path import text_at
 from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
 from hrm_agent.store import RunStore
@@ -204,7 +204,7 @@ class StreamCallbacks(NamedTuple):
 
     def dispatch(self, mode: str, around: tuple[str, ...], data: Any) -> None:
         if mode == "updates" and self.on_update:
-            self.on_update(around, data)
+            self.on_update(around, {node: values for node, values in data.items() if node != UPDATE_METADATA})
         elif mode == "custom" and self.on_event and isinstance(data, dict):
             self.on_event(around, cast("dict[str, Any]", data))
         elif mode == "messages" and self.on_chunk and isinstance(data[0], AIMessageChunk):
