@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from hrm_agent.config import ONE_BY_ONE
+from hrm_agent.config import ONE_BY_ONE, secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
@@ -47,29 +46,6 @@ class RunnerOptions(TypedDict, total=False):
     """A step that raises is taken once more, to learn whether that follows from the policy's answers."""
     durability: Durability
     """What is committed when."""
-
-
-_SECRET = re.compile(
-    r"(?:^|_)(?:api_?key|secret|secret_?(?:access_?)?key|password|passwd|passphrase|pwd|credentials?|private_?key"
-    r"|authorization|(?:access|auth|api|bearer|refresh|session|id|hf|github|gitlab|slack)_?token)$|^token$",
-)
-_JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^a-zA-Z0-9]+")
-"""Between the words of a name: `openaiApiKey`, `x-api-key`."""
-_LOGIN = re.compile(r"\w://[^/?#\s]*:[^/?#\s]*@")
-"""An address with a password."""
-
-
-def _secret_in(context: Mapping[Any, Any]) -> str | None:
-    """The first option that is named like a secret, or holds an address with a password, at any depth."""
-    for name, value in context.items():
-        if _SECRET.search(_JOINT.sub("_", str(name)).lower()) or (isinstance(value, str) and _LOGIN.search(value)):
-            return str(name)
-        inner = value
-        if isinstance(value, (list, tuple)):
-            inner = dict(enumerate(cast("list[Any]", value)))
-        if isinstance(inner, Mapping) and (found := _secret_in(cast("Mapping[Any, Any]", inner))) is not None:
-            return f"{name}.{found}"
-    return None
 
 
 def _holds_none(value: Any) -> bool:
@@ -115,7 +91,7 @@ class GraphOptions(BaseModel):
     @field_validator("context", "configurable")
     @classmethod
     def _holds_no_secret(cls, context: dict[str, Any]) -> dict[str, Any]:
-        if (name := _secret_in(context)) is not None:
+        if (name := secret_in(context)) is not None:
             raise ConfigError(
                 f"The option {name!r} of the graph is named like a secret, or holds an address with a password: "
                 "options are recorded.",

@@ -63,7 +63,7 @@ def _observed_async(entry: Any, current: Current) -> Any:
 def _steps(
     recorder: Recorder, entry: Any, graph: Any, given: Any, config: Any, options: dict[str, Any]
 ) -> Generator[Any]:
-    run = recorder.begin(graph, given, config)
+    run = recorder.begin(graph, given, config, options.get("context"))
     if run is None:
         yield from entry(graph, given, config, **options)
         return
@@ -89,7 +89,7 @@ def _steps(
 async def _steps_async(
     recorder: Recorder, entry: Any, graph: Any, given: Any, config: Any, options: dict[str, Any]
 ) -> AsyncGenerator[Any]:
-    run = recorder.begin(graph, given, config)
+    run = recorder.begin(graph, given, config, options.get("context"))
     if run is None:
         async for step in entry(graph, given, config, **options):
             yield step

@@ -15,6 +15,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 from weakref import WeakSet
@@ -36,6 +37,7 @@ from hrm_agent.runtime.execution.conversation import (
 )
 from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.input_prompt import Asked, asked_by, is_resumption
+from hrm_agent.runtime.execution.run_context import GIVEN, given_options
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.runtime.recording.invocation import Invocation
 from hrm_agent.runtime.recording.observation import ObservedThread
@@ -90,14 +92,14 @@ class Recorder:
                 self._store = open_store(self.where, **self._options)
             return self._store
 
-    def begin(self, graph: Graph, given: Any, config: RunnableConfig | None) -> Invocation | None:
+    def begin(self, graph: Graph, given: Any, config: RunnableConfig | None, context: Any = None) -> Invocation | None:
         """Record that `graph` is invoked; None for what is no root graph's run, or cannot be recorded."""
         try:
             merged = config_in_force(graph.config, config)
             if TASK in merged.get("configurable", {}):
                 return None
             with may_block():
-                invocation = self._begin(graph, given, config, merged)
+                invocation = self._begin(graph, given, config, merged, context)
         except Exception as error:  # the program goes on, whatever the store says
             self.lose(error)
             return None
@@ -105,12 +107,16 @@ class Recorder:
             self._under_way.add(invocation)
         return invocation
 
-    def _begin(self, graph: Graph, given: Any, config: RunnableConfig | None, merged: RunnableConfig) -> Invocation:
+    def _begin(
+        self, graph: Graph, given: Any, config: RunnableConfig | None, merged: RunnableConfig, context: Any
+    ) -> Invocation:
         named: dict[str, Any] = merged.get("configurable", {})
         thread = str(named.get("thread_id") or "") or time.strftime("recorded-%Y%m%d-%H%M%S-") + secrets.token_hex(4)
         saver = named.get(SAVER, graph.checkpointer)
         with ExitStack() as stack:
-            record = self._record(graph, given, thread, saver, stack)
+            limit = merged.get("recursion_limit")
+            beside = given_options(graph, named, context, limit if type(limit) is int else None)  # not a default
+            record = _given(self._record(graph, given, thread, saver, stack), beside)
             in_config: RunnableConfig = config or {}
             if saver is None:
                 own = {SAVER: self._checkpointer(graph, record.thread_id), "thread_id": thread}
@@ -214,6 +220,12 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def _given(record: Trajectory, beside: Mapping[str, Any]) -> Trajectory:
+    """With what the newest invocation was given beside its input, by which the thread goes on."""
+    kept = {name: value for name, value in record.task.metadata.items() if name not in GIVEN}
+    return record.model_copy(update={"task": record.task.model_copy(update={"metadata": {**kept, **beside}})})
 
 
 def _with_id(record: Trajectory, asked: Asked) -> Trajectory:
