@@ -53,7 +53,7 @@ from hrm_agent.runtime.execution.conversation import (
 from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, OnUpdate, StreamCallbacks
 from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph, refuse_other_roles
-from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
+from hrm_agent.runtime.execution.run_context import CONTEXT, GIVEN_CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.failures import is_repeated, may_follow_from_answers, run_failed
 from hrm_agent.runtime.settings import Durability, RolloutSettings, RunSettings
@@ -196,7 +196,8 @@ class EpisodeRunner:
     ) -> Trajectory:
         path = str(episode.task.metadata.get(ANSWER_PATH, ""))
         check_answer_path(graph, path)
-        context = run_context(graph, episode.context, episode.graph_name)
+        given = {**episode.context, **episode.unrecorded.get(GIVEN_CONTEXT, {})}
+        context = run_context(graph, given, episode.graph_name)
         first = cache(partial(first_input, graph, episode.task, episode.thread_id))
         asks_nothing = answer is NO_ANSWER and say is None
         if asks_nothing and not self.takes_up_stopped and self.store.journal.is_over(episode.trajectory_id):

@@ -23,6 +23,7 @@ __all__ = [
     "RunSettings",
     "RunnerOptions",
     "SelectionSettings",
+    "holds_none",
 ]
 
 Durability = Literal["steps", "calls"]
@@ -48,10 +49,11 @@ class RunnerOptions(TypedDict, total=False):
     """What is committed when."""
 
 
-def _holds_none(value: Any) -> bool:
+def holds_none(value: Any) -> bool:
+    """Whether there is a None in it, at any depth."""
     if isinstance(value, Mapping):
-        return any(map(_holds_none, cast("Mapping[Any, Any]", value).values()))
-    return any(map(_holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None
+        return any(map(holds_none, cast("Mapping[Any, Any]", value).values()))
+    return any(map(holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None
 
 
 class GraphOptions(BaseModel):
@@ -81,7 +83,7 @@ class GraphOptions(BaseModel):
     @field_validator("configurable")
     @classmethod
     def _can_be_kept(cls, configurable: dict[str, Any]) -> dict[str, Any]:
-        if _holds_none(configurable):
+        if holds_none(configurable):
             raise ConfigError(
                 "A value of configurable holds null, which TOML, in which options are kept, does not have.",
                 "Leave the key out: the graph then has its default.",

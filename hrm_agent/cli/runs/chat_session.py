@@ -20,7 +20,15 @@ from hrm_agent.cli.common.citations_view import values_of
 from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.runs.chat_screen import Screen
 from hrm_agent.cli.runs.fork import fork_thread
-from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config, refuse_other_options
+from hrm_agent.cli.runs.run import (
+    RunConfig,
+    as_given,
+    context_given,
+    keep_options,
+    known_config,
+    refuse_other_options,
+    refuse_unkept_options,
+)
 from hrm_agent.config import build_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
@@ -182,7 +190,9 @@ class ChatSession:
 
     def _turn(self, task: TaskRef, **options: Any) -> Trajectory:
         config = self.config
-        episode = Episode(task, self.thread, graph=config.graph, seed=config.seed, context=config.context)
+        refuse_unkept_options(task, self.thread, config)
+        context = context_given(task, config)
+        episode = Episode(as_given(task, config), self.thread, graph=config.graph, seed=config.seed, context=context)
         screen = self.screen
         try:
             with self.store.lease(self.thread, COMMAND), screen.turn():

@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.arguments import Parser, add_graph_options
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
+from hrm_agent.config import secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
@@ -69,6 +70,7 @@ def run(words: list[str]) -> int:
         "--isolation", type=parse_isolation, help="with --live-after: the lowest isolation that is accepted [L2]"
     )
     parser.add_argument("--environment", help="with --live-after: where model-written code runs [this machine]")
+    add_graph_options(parser)
     add_own_types(parser)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
@@ -80,8 +82,7 @@ def run(words: list[str]) -> int:
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.live_after:
             return _live(store, arguments, output)
-        options = {"refuse_effects": arguments.no_effects, "ignore": arguments.ignore}
-        found = replay(store, arguments.trajectory, graph=arguments.graph, **options)
+        found = replay(store, arguments.trajectory, graph=arguments.graph, **_options(arguments))
         _show(store, found, output)
     return 0 if found.equal else 1
 
@@ -93,10 +94,26 @@ def _refuse_idle(arguments: Any) -> None:
     idle += [("run", "--check")] if arguments.run and arguments.check is None else []
     if idle:
         raise ConfigError(f"--{idle[0][0]} needs {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out.")
+    if arguments.live_after and (name := secret_in({**arguments.configurable, **arguments.context})) is not None:
+        raise ConfigError(
+            f"The option {name!r} is named like a secret, or holds an address with a password: what --live-after "
+            "continues is recorded.",
+            "Let the graph read it from an environment variable.",
+        )
     if arguments.check is not None and arguments.live_after:
         raise ConfigError(
             "--check cannot be combined with --live-after.", "Name one run to continue: `hrm-agent replay RUN`."
         )
+
+
+def _options(arguments: Any) -> dict[str, Any]:
+    """What every replay of the command is given."""
+    return {
+        "refuse_effects": arguments.no_effects,
+        "ignore": arguments.ignore,
+        "configurable": arguments.configurable,
+        "context": arguments.context,
+    }
 
 
 # one run
@@ -107,8 +124,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 
     async def go() -> Replay:
         async with _runner(store, trajectory, arguments) as runner:
-            options = {"graph": arguments.graph, "thread": arguments.thread, "refuse_effects": arguments.no_effects}
-            options["ignore"] = arguments.ignore
+            options = {"graph": arguments.graph, "thread": arguments.thread, **_options(arguments)}
             return await replay_async(store, trajectory.id, live_after=runner, **options)
 
     found = asyncio.run(go())
@@ -230,7 +246,7 @@ def _check(arguments: Any, output: Output) -> int:
     again: dict[Effect, None] = {}
     ignored: dict[str, None] = {}
     unmatched, renamed = {path.text for path in arguments.ignore}, 0
-    options = {"graph": arguments.graph, "refuse_effects": arguments.no_effects, "ignore": arguments.ignore}
+    options = {"graph": arguments.graph, **_options(arguments)}
     with existing_store(arguments.check, allowed_names(arguments)) as store:
         for header in store.journal.headers():
             if header.status is RunStatus.RUNNING or run_id not in (None, header.run_id):

@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 import tomllib
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.arguments import Parser, add_graph_options
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, run_folder
-from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
+from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file, secret_in
 from hrm_agent.errors import RunError, nearest
 from hrm_agent.runtime.episode import NO_ANSWER
 from hrm_agent.runtime.execution.conversation import CHECKPOINTER, RECORDED
@@ -45,12 +46,15 @@ def run(words: list[str]) -> int:
     )
     add_own_types(parser)
     parser.add_argument("--graph", help="of a thread: the graph to continue with, as package.module:attribute")
+    add_graph_options(parser, "of a thread: ")
+    parser.add_argument("--recursion-limit", type=int, help="of a thread: most steps from here on")
     arguments = parser.read(words)
     output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
     answer, allow = value_of(arguments.answer), list[str](arguments.allow)
     if arguments.at is not None:
         return _from_moment(arguments, output, answer, allow)
-    if folder.is_dir() and answer is NO_ANSWER and arguments.graph is None:
+    given = any(getattr(arguments, name) for name in ("graph", "configurable", "context", "recursion_limit"))
+    if folder.is_dir() and answer is NO_ANSWER and not given:
         return _COMMANDS[_command(folder)](folder, output, allow)
     return _thread(arguments, output, answer, allow)
 
@@ -154,12 +158,22 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
             f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",
             f"Resume the whole run: `hrm-agent resume {Path(where).parent if Path(where).is_file() else where}`.",
         )
-    config = _with_graph(build_config(RunConfig, _allowing(values, allow), f"of thread {thread!r}"), arguments)
-    return run_task(config, trajectory.task, trajectory.thread_id, where, output, answer=answer)
+    given, unrecorded = _given_now(arguments, values)
+    config = build_config(RunConfig, _allowing({**values, **given}, allow), f"of thread {thread!r}")
+    options: dict[str, Any] = {"answer": answer, "unrecorded": unrecorded, "changed": given}
+    return run_task(config, trajectory.task, trajectory.thread_id, where, output, **options)
 
 
-def _with_graph(config: Config, arguments: Namespace) -> Config:
-    return config.model_copy(update={"graph": arguments.graph}) if arguments.graph is not None else config
+def _given_now(arguments: Namespace, kept: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Options in place of those on record; and those that are given to the graph and not recorded, secrets."""
+    unrecorded = {name: {} for name in ("configurable", "context")}
+    given = {name: value for name in ("graph", "recursion_limit") if (value := getattr(arguments, name)) is not None}
+    for name, secrets in unrecorded.items():
+        pairs: dict[str, Any] = getattr(arguments, name)
+        secrets |= {key: value for key, value in pairs.items() if secret_in({key: value}) is not None}
+        if shown := {key: value for key, value in pairs.items() if key not in secrets}:
+            given[name] = {**kept.get(name, {}), **shown}
+    return given, unrecorded
 
 
 def _is_recorded(trajectory: Trajectory) -> bool:
@@ -183,8 +197,10 @@ def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[
 
     with existing_store(where) as store:
         values = _allowing(known_config(store, store.journal.trajectory(thread)), allow)
-    config = _with_graph(build_config(RunConfig, values, f"of thread {thread!r}"), arguments)
+    given, unrecorded = _given_now(arguments, values)
+    config = build_config(RunConfig, {**values, **given}, f"of thread {thread!r}")
     with existing_store(where, config.allowed_types) as store:
         episodes = fork_thread(store, thread, at, config, edit=Edit())
+        episodes = [replace(episode, unrecorded=unrecorded) for episode in episodes]
         (trajectory,) = run_forks(store, config, episodes, output, answer)
     return conclude(output, trajectory, where)

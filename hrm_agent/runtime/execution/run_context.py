@@ -8,7 +8,7 @@ it again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, cast, get_type_hints
@@ -18,8 +18,10 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from hrm_agent.config import secret_in
 from hrm_agent.errors import ConfigError, RunError, nearest
-from hrm_agent.runtime.execution.conversation import CONFIGURABLE, fields_of
+from hrm_agent.runtime.execution.conversation import CONFIGURABLE, RECORDED, fields_of
 from hrm_agent.runtime.execution.loading import Graph
+from hrm_agent.store import RunStore
+from hrm_agent.store.shown_values import shown_channels
 from hrm_agent.trajectory import TaskRef
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "GIVEN_CONTEXT",
     "NOT_KEPT",
     "RECURSION_LIMIT",
+    "given_context",
     "given_options",
     "refuse_unkept",
     "run_context",
@@ -111,6 +114,15 @@ def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
     return readers
 
 
+def given_context(store: RunStore, thread: str, task: TaskRef | None) -> dict[str, Any]:
+    """The run context that a thread on record was given last; empty if none is on record."""
+    newest = shown_channels(store, thread, names=("",))
+    said = dict(newest.metadata).get(CONTEXT) if newest is not None else None
+    if said is not None:
+        return json.loads(str(said))
+    return dict(task.metadata.get(GIVEN_CONTEXT, {})) if task is not None and task.family == RECORDED else {}
+
+
 def given_options(
     graph: Graph, configurable: Mapping[str, Any], context: Any, recursion_limit: int | None
 ) -> dict[str, Any]:
@@ -179,14 +191,14 @@ def _as_json(name: str, value: Any, schema: type[Any] | None) -> Any:
         return None
 
 
-def refuse_unkept(task: TaskRef, thread: str, given: Mapping[str, Mapping[str, Any]]) -> None:
+def refuse_unkept(task: TaskRef, thread: str, given: Mapping[str, Collection[str]]) -> None:
     """Raises `RunError` where the run was given an option that is not on record, and that is not `given` now.
 
-    `given`: by `configurable` and `context`.
+    `given`: names, by `configurable` and `context`.
     """
     for place, reason in cast("Mapping[str, str]", task.metadata.get(NOT_KEPT, {})).items():
         where, _, name = place.partition(".")
-        if name not in given.get(where, {}):
+        if name not in given.get(where, ()):
             flag = "--config" if where == CONFIGURABLE else "--context"
             raise RunError(
                 f"Thread {thread!r} was run with the option {name!r} in its {where}, which is not on record: {reason}.",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hrm_agent.store import StoreSaver
+from hrm_agent.runtime.time_travel.fork import fork
+from hrm_agent.store import StoreSaver, open_store
 from tests.cli.conftest import Command
 
 STOPPING = '''
 import operator
 import time
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -22,6 +27,7 @@ from langgraph.config import get_config
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
+from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
 
@@ -163,6 +169,28 @@ def write(state):
     return {"answer": f"on {state['topic']}: {interrupt('tone?')}"}
 
 
+class Tone(Enum):
+    CALM = "calm"
+    LOUD = "loud"
+
+
+@dataclass
+class Options:
+    tone: Tone
+    words: tuple[str, ...] = ()
+    llm: object = None
+
+
+def told(state, config, runtime: Runtime[Options]):
+    given = config["configurable"]
+    fine = interrupt("fine?")
+    tone = runtime.context.tone.name if runtime.context else "none"
+    words = " ".join(runtime.context.words) if runtime.context else ""
+    shown = (given.get("model", "default"), "key" if given.get("api_key") else "no key", tone, words, fine)
+    return {"answer": ", ".join(shown)}
+
+
+options = StateGraph(State, context_schema=Options).add_node("told", told).add_edge(START, "told").compile()
 of_topics = StateGraph(Topic).add_node("write", write).add_edge(START, "write")
 topics = of_topics.compile()
 '''
@@ -256,3 +284,84 @@ def test_a_thread_without_a_place_for_a_task_is_forked_and_answered(stopping: Pa
     assert hrm("fork", "w", "--graph", "./stopping.py:topics", "--name", "x", *where).code == 0
     assert "hrm-agent resume x --answer VALUE" in hrm("resume", "x", *where).out
     assert hrm("resume", "x", "--answer", "calm", "--json", *where).lines[-1]["answer"] == "on whales: calm"
+
+
+Given = Callable[..., None]
+
+
+@pytest.fixture
+def recorded(stopping: Path) -> Given:
+    """Runs the graph `options` as a program does, with options of its own, into the thread `t`."""
+    from hrm_agent import record
+    from hrm_agent.runtime.execution.loading import load_graph
+
+    graph: Any = load_graph("./stopping.py:options")
+
+    def run(context: dict[str, Any] | None = None, **configurable: Any) -> None:
+        tone = {"tone": sys.modules[graph.context_schema.__module__].Tone.LOUD}
+        made = graph.context_schema(**tone, **context) if context is not None else None
+        with record("runs/store.db"):
+            config: Any = {"configurable": {"thread_id": "t", **configurable}, "recursion_limit": 7}
+            graph.invoke({"task": "go"}, config, context=made)
+
+    return run
+
+
+def test_what_a_program_gave_its_graph_is_given_again(recorded: Given, hrm: Command) -> None:
+    recorded({"words": ("a", "b")}, model="theirs", none=None, of={"a": [1, None]})
+    expected = "theirs, no key, LOUD, a b, yes"
+    assert hrm("fork", "t", "--name", "f").code == 0
+    for words in (("resume", "t"), ("resume", "f"), ("resume", "t", "--at", "last")):
+        assert hrm(*words, "--answer", "yes", "--json").lines[-1]["answer"] == expected
+    assert hrm("replay", "t").code == hrm("replay", "f").code == 0
+    with open_store("runs/store.db") as store:
+        assert store.journal.trajectory("t").task.metadata["configurable"] == {
+            "model": "theirs",
+            "none": None,
+            "of": {"a": [1, None]},
+        }
+        assert "recursion_limit = 7" in str(store.options.read("t"))
+        (again,) = fork(store, "t", "before:told", name="g")
+        assert again.context == {"tone": "loud", "words": ["a", "b"], "llm": None}
+
+
+def test_a_flag_goes_before_what_is_on_record(recorded: Given, hrm: Command) -> None:
+    recorded({"words": ("a", "b")}, model="theirs", more=1)
+    given = ("--config", "model=ours", "x=1", "--context", "tone=calm")
+    assert hrm("resume", "t", "--answer", "yes", *given, "--json").lines[-1]["answer"] == "ours, no key, CALM, a b, yes"
+    assert hrm("replay", "t").code == 1, "the record says what the program gave"
+    assert hrm("replay", "t", *given).code == hrm("replay", "--check", "runs/store.db", *given).code == 0
+    forked = hrm("fork", "t", "--at", "before:told", "--name", "f", "--config", "model=mine", "x=2", "--json")
+    assert forked.code == 0
+    assert hrm("resume", "f", "--answer", "no", "--json").lines[-1]["answer"] == "mine, no key, CALM, a b, no"
+
+
+@pytest.mark.parametrize(
+    ("context", "configurable", "name", "reason", "again", "answer"),
+    [
+        (None, {"api_key": "sk-1"}, "api_key", "named like a secret", ("--config", "api_key=sk-2"), "key, none, , yes"),
+        (None, {"model": len}, "model", "type builtin_function", ("--config", "model=a"), "a, no key, none, , yes"),
+        ({"llm": len}, {}, "llm", "type builtin_function", ("--context", "llm=a"), "default, no key, LOUD, , yes"),
+    ],
+)
+def test_what_is_not_kept_is_asked_for(
+    context: Any, configurable: Any, name: str, reason: str, again: tuple[str, ...], answer: str, recorded: Given,
+    hrm: Command,
+) -> None:
+    recorded(context, **configurable)
+    for words in (("resume", "t", "--answer", "yes"), ("fork", "t", "--run"), ("chat", "--thread", "t", "--say", "x")):
+        refused = hrm(*words)
+        assert refused.code == 2, words
+    refused = hrm("resume", "t", "--answer", "yes")
+    assert repr(name) in refused.err and reason in refused.err and " ".join(again)[:16] in refused.err
+    assert hrm("resume", "t", "--answer", "yes", *again, "--json").lines[-1]["answer"].endswith(answer)
+    assert "sk-" not in str(hrm("show", "t", "--json")) + str(hrm("history", "t", "--json"))
+    with open_store("runs/store.db") as store:
+        assert "sk-" not in str(store.options.read("t")) + store.journal.trajectory("t").model_dump_json()
+
+
+def test_a_context_that_is_not_given_is_none_where_its_class_needs_something(stopping: Path, hrm: Command) -> None:
+    words = ("--graph", "./stopping.py:options", "--thread", "t", "--config", "model=a", "other=b")
+    assert hrm("run", "go", *words).code == 0
+    assert hrm("resume", "t", "--answer", "yes", "--json").lines[-1]["answer"] == "a, no key, none, , yes"
+    assert hrm("replay", "t").code == 0
