@@ -19,7 +19,7 @@ from typing import Any, Self
 from hrm_agent.cli.common.citations_view import values_of
 from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.runs.chat_screen import Screen
-from hrm_agent.cli.runs.fork import fork_thread
+from hrm_agent.cli.runs.fork import fork_thread, is_begun
 from hrm_agent.cli.runs.run import (
     RunConfig,
     as_given,
@@ -154,11 +154,7 @@ class ChatSession:
     def cut_short(self) -> bool:
         """True if a turn was under way when its process ended; a fork that was not begun is none."""
         known = self.known
-        if known is None or known.status is not RunStatus.RUNNING:
-            return False
-        if known.forked_from is None or self.store.journal.trajectory(known.id).own_calls:
-            return True
-        return history(self.store, self.thread, branches=False).last.checkpoint_id != known.forked_from.checkpoint_id
+        return known is not None and known.status is RunStatus.RUNNING and is_begun(self.store, known)
 
     @property
     def can_resume(self) -> bool:

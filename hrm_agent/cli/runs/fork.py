@@ -38,7 +38,7 @@ from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 
-__all__ = ["fork_thread", "run", "run_forks"]
+__all__ = ["fork_thread", "is_begun", "run", "run_forks"]
 
 _COLUMNS = ("thread", "status", "reward", "calls", "tokens", "answer")
 
@@ -97,6 +97,14 @@ def run(words: list[str]) -> int:
         trajectories = run_forks(store, config, episodes, output)
     _conclude(output, trajectories, arguments.thread, arguments.store)
     return 1 if all(trajectory.status is RunStatus.FAILED for trajectory in trajectories) else 0
+
+
+def is_begun(store: RunStore, known: Trajectory) -> bool:
+    """False for a fork that was recorded and not run."""
+    if known.forked_from is None or store.journal.trajectory(known.id).own_calls:
+        return True
+    newest = history(store, known.thread_id, branches=False).last
+    return newest.checkpoint_id != known.forked_from.checkpoint_id and newest.source != "update"
 
 
 def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **options: Any) -> list[Episode]:

@@ -25,7 +25,7 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, changed_keys, read_config_file, read_config_text, to_toml
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import DEFAULT_POLICY
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, OnUpdate, policy_for
 from hrm_agent.runtime.execution.conversation import ANSWER_PATH, CONFIGURABLE, RECORDED, first_input
 from hrm_agent.runtime.execution.input_prompt import asked_by
 from hrm_agent.runtime.execution.lazy_policy import policy_of_record
@@ -38,7 +38,7 @@ from hrm_agent.runtime.execution.run_context import (
     run_context,
 )
 from hrm_agent.runtime.selection.choice import is_choice
-from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
+from hrm_agent.runtime.selection.strategies import Mode, OnCandidate, Outcome, solve
 from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings, holds_none
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.leases import COMMAND
@@ -63,6 +63,7 @@ __all__ = [
     "refuse_unkept_options",
     "run",
     "run_task",
+    "run_thread",
 ]
 
 
@@ -189,6 +190,24 @@ def run_task(
     unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
     changed: Collection[str] = (),
 ) -> int:
+    """Start or resume `thread`, and say how it goes; the exit code. The options are those of `run_thread`."""
+    printer, given = Printer(output), {"answer": answer, "unrecorded": unrecorded, "changed": changed}
+    outcome = run_thread(config, asked, thread, where, printer.update, _told(output), **given)
+    return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
+
+
+def run_thread(
+    config: RunConfig,
+    asked: TaskRef,
+    thread: str,
+    where: str,
+    on_update: OnUpdate | None = None,
+    on_candidate: OnCandidate | None = None,
+    *,
+    answer: Any = NO_ANSWER,
+    unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
+    changed: Collection[str] = (),
+) -> Outcome:
     """Start or resume `thread`; `answer` is for the question that it waits with.
 
     `unrecorded`: as for an episode. `changed`: keys of `config` that may be others than those that the thread was
@@ -219,21 +238,16 @@ def run_task(
                 keep_options(store, thread, config)
                 runner = replace(runner, takes_up_stopped=True)
                 if config.mode != "single":
-                    return await _by_mode(config, runner, episode, output)
-                trajectory = await runner.run(episode, Printer(output).update, answer=answer)
+                    return await _by_mode(config, runner, episode, on_candidate)
+                trajectory = await runner.run(episode, on_update, answer=answer)
                 return Outcome(trajectory, (trajectory,), thread)
 
         with resumed_by(f"hrm-agent resume {thread} --store {where}"):
-            outcome = asyncio.run(go())
-    return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
+            return asyncio.run(go())
 
 
-async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, output: Output) -> Outcome:
+def _told(output: Output) -> OnCandidate:
     """Several runs side by side are not shown node by node, but each when it is over."""
-
-    def keep(candidate: Episode) -> None:
-        own = config.model_copy(update={"mode": "single", "seed": candidate.seed})
-        keep_options(runner.store, candidate.thread_id, own)
 
     def over(candidate: Trajectory) -> None:
         output.result({"event": "candidate", **header(candidate)})
@@ -241,8 +255,18 @@ async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, o
         output.say(f"{candidate.thread_id}  {candidate.status.value} ({reason})", style="bold")
         output.say(indented(candidate.error or candidate.answer or "no answer"))
 
+    return over
+
+
+async def _by_mode(
+    config: RunConfig, runner: EpisodeRunner, episode: Episode, on_candidate: OnCandidate | None
+) -> Outcome:
+    def keep(candidate: Episode) -> None:
+        own = config.model_copy(update={"mode": "single", "seed": candidate.seed})
+        keep_options(runner.store, candidate.thread_id, own)
+
     mode = Mode(config.mode, config.n, config.width)
-    return await solve(runner, episode, mode, keep=keep, on_candidate=over)
+    return await solve(runner, episode, mode, keep=keep, on_candidate=on_candidate)
 
 
 def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
