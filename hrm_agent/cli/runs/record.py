@@ -15,6 +15,7 @@ from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.recording import hook
+from hrm_agent.runtime.recording.record import DRAWS_VARIABLE
 from hrm_agent.store import open_store
 
 __all__ = ["run"]
@@ -27,20 +28,27 @@ def run(words: list[str]) -> int:
     """The program's own exit code."""
     at = words.index("--") if "--" in words else len(words)
     parser = Parser("record", "Run a program, and record every LangGraph graph that it and its children invoke.")
-    parser.usage = "hrm-agent record [--store STORE] [--allow MODULE:TYPE] -- COMMAND [ARGUMENT ...]"
+    parser.usage = "hrm-agent record [--store STORE] [--draws] [--allow MODULE:TYPE] -- COMMAND [ARGUMENT ...]"
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"where to record [{DEFAULT_STORE}]")
+    parser.add_argument(
+        "--draws",
+        action="store_true",
+        help="also what nodes take from the clock, uuid4 and random, for a replay; nodes then draw from generators "
+        "of their own",
+    )
     add_own_types(parser)
     arguments, command = parser.read(words[:at]), words[at + 1 :]
     if not command:
         raise ConfigError("Which program?", "Put it after two hyphens: `hrm-agent record -- python theirs.py`.")
     open_store(arguments.store).close()  # what is wrong with it is told here, and not in the midst of the program
-    return _run(command, _environment(arguments.store, allowed_names(arguments)))
+    return _run(command, _environment(arguments.store, allowed_names(arguments), draws=arguments.draws))
 
 
-def _environment(store: str, allow: Sequence[str]) -> dict[str, str]:
+def _environment(store: str, allow: Sequence[str], *, draws: bool) -> dict[str, str]:
     where = store if "://" in store else str(Path(store).resolve())
     path = os.pathsep.join(filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH"))))
     named = {hook.ALLOW_VARIABLE: ",".join(allow)} if allow else {}
+    named |= {DRAWS_VARIABLE: "1"} if draws else {}
     return {**os.environ, hook.VARIABLE: where, "PYTHONPATH": path, **named}
 
 

@@ -21,11 +21,12 @@ from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
+from hrm_agent.runtime.execution.conversation import RECORDED
 from hrm_agent.runtime.execution.lazy_policy import policy_of_record
 from hrm_agent.runtime.replay.effects import Effect
 from hrm_agent.runtime.replay.ignored_paths import IgnoredPath
 from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay, replay_async
-from hrm_agent.runtime.replay.request_diff import request_diff
+from hrm_agent.runtime.replay.request_diff import looks_drawn, request_diff
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 
@@ -169,6 +170,8 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
     )
     for line in lines:
         output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
+    if looks_drawn(lines):
+        output.say(_how_to_record_draws(store, found.trajectory))
     _say_ignored(found.ignored, found.unmatched, output)
     _say_effects(found.effects, output, refused=found.verdict is ReplayVerdict.REFUSED)
     if found.unused and not found.equal:
@@ -177,6 +180,21 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
         said = found.live.error or found.live.answer or "no answer"
         output.say(f"\nContinued as thread {found.live.thread_id}: {found.live.status.value}. {said}")
         output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
+
+
+def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
+    """What to do where a node took another time, id or number than then."""
+    looks = "This looks like a time, an id or a random number that a node took anew"
+    if trajectory.task.family == RECORDED and not store.journal.draws_of(trajectory):
+        return (
+            f"{looks}: the program was recorded without them. Record the next one with them, "
+            "`hrm-agent record --draws -- COMMAND` (or HRM_AGENT_DRAWS=1, or record(..., draws=True)). For this one, "
+            "--ignore leaves a part out, such as request.messages[0].content."
+        )
+    return (
+        f"{looks}, from a source that is not recorded by itself. Take it by `hrm_agent.draws.drawn`, or leave it out by "
+        "--ignore, such as request.messages[0].content."
+    )
 
 
 def _say_ignored(ignored: Sequence[str], unmatched: Sequence[str], output: Output) -> None:
@@ -242,7 +260,7 @@ def _row(found: Replay) -> dict[str, Any]:
 
 
 def _check(arguments: Any, output: Output) -> int:
-    checked, rows, run_id = 0, list[dict[str, Any]](), arguments.run
+    checked, rows, run_id, drawn = 0, list[dict[str, Any]](), arguments.run, ""
     again: dict[Effect, None] = {}
     ignored: dict[str, None] = {}
     unmatched, renamed = {path.text for path in arguments.ignore}, 0
@@ -252,7 +270,7 @@ def _check(arguments: Any, output: Output) -> int:
             if header.status is RunStatus.RUNNING or run_id not in (None, header.run_id):
                 continue
             checked += 1
-            row = _row_of(store, header, options)
+            row, found = _row_of(store, header, options)
             again |= {Effect(**effect): None for effect in row.get("effects", ())}
             ignored |= dict.fromkeys(row.get("ignored", ()))
             unmatched &= set(row.get("unmatched", unmatched))
@@ -260,6 +278,8 @@ def _check(arguments: Any, output: Output) -> int:
             if row["verdict"] != ReplayVerdict.EQUAL:
                 rows.append(row)
                 output.say(f"{header.id}  {header.thread_id}  {row['words']}")
+                if not drawn and found is not None and looks_drawn(_difference(store, found)):
+                    drawn = f"{header.thread_id}: {_how_to_record_draws(store, found.trajectory)}"
         if not checked:  # a test of nothing is not passed
             of_run = f" of the run {run_id!r}" if run_id else ""
             raise RunError(
@@ -269,14 +289,18 @@ def _check(arguments: Any, output: Output) -> int:
     output.result({"replayed": checked, "equal": checked - len(rows), "differ": rows, **told})
     _say_ignored([*ignored], sorted(unmatched), output)
     _say_effects([*again], output, refused=arguments.no_effects)
+    if drawn:
+        output.say(drawn)
     apart = f", apart from {renamed} generated ids" if renamed else ""
     output.say(f"{checked} runs replayed, {checked - len(rows)} equal{apart}, {len(rows)} not")
     return 1 if rows else 0
 
 
-def _row_of(store: RunStore, header: Trajectory, options: dict[str, Any]) -> dict[str, Any]:
+def _row_of(store: RunStore, header: Trajectory, options: dict[str, Any]) -> tuple[dict[str, Any], Replay | None]:
     """A run that cannot be replayed is no reason to leave out the others."""
     try:
-        return _row(replay(store, header.id, **options))
+        found = replay(store, header.id, **options)
+        return _row(found), found
     except HrmError as error:
-        return {"trajectory": header.id, "thread": header.thread_id, "verdict": "error", "words": str(error)}
+        row = {"trajectory": header.id, "thread": header.thread_id, "verdict": "error", "words": str(error)}
+        return row, None

@@ -155,7 +155,7 @@ def _all(arguments: Namespace) -> int:
     if not arguments.all or arguments.run is not None or given or arguments.answer is not NO_ANSWER:
         raise ConfigError(
             "Which run?",
-            "`hrm-agent resume RUN`, or `hrm-agent resume --all` for what a store has under way, as it is.",
+            "`hrm-agent resume RUN`; or `hrm-agent resume --all`, alone, for all that a store has under way.",
         )
     from hrm_agent.cli.runs.fork import is_begun
     from hrm_agent.cli.runs.run import header

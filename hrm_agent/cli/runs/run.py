@@ -191,8 +191,8 @@ def run_task(
     changed: Collection[str] = (),
 ) -> int:
     """Start or resume `thread`, and say how it goes; the exit code. The options are those of `run_thread`."""
-    printer, given = Printer(output), {"answer": answer, "unrecorded": unrecorded, "changed": changed}
-    outcome = run_thread(config, asked, thread, where, printer.update, _told(output), **given)
+    given: dict[str, Any] = {"answer": answer, "unrecorded": unrecorded, "changed": changed}
+    outcome = run_thread(config, asked, thread, where, Printer(output).update, _told(output), **given)
     return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
 
 

@@ -83,8 +83,9 @@ def replay(
     graph, over those on record. `live_after`: if the graph asks something that is not on record, continue from there
     with this runner on a new thread of this store, named `thread`; without it nothing is written to the store. What
     nodes themselves do outside of the record is done again, and listed in `Replay.effects`; with `refuse_effects` the
-    replay ends where a node is about to do it (`hrm_agent.runtime.replay.effects` says what is seen). `ignore`: paths whose differences do
-    not count (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without checkpoints.
+    replay ends where a node is about to do it (`hrm_agent.runtime.replay.effects` says what is seen). `ignore`: paths
+    whose differences do not count (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without
+    checkpoints.
     """
     options: dict[str, Any] = {"graph": graph, "live_after": live_after, "thread": thread}
     options |= {"context": context, "configurable": configurable}

@@ -30,6 +30,8 @@ from langgraph.prebuilt import ToolNode
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
+from hrm_agent.errors import ModelError
+
 
 def note(what):
     with Path("calls.log").open("a") as log:
@@ -179,6 +181,20 @@ class Options:
     tone: Tone
     words: tuple[str, ...] = ()
     llm: object = None
+
+
+def leaves(state):
+    """A problem that a person can mend leaves its thread under way, as a killed process does."""
+    if not Path("back").exists():
+        raise ModelError("the provider is away")
+    if state["task"] == "bad":
+        raise ValueError("no luck")
+    if state["task"] == "ask":
+        interrupt("fine?")
+    return {"answer": f"done {state['task']}"}
+
+
+left = StateGraph(State).add_node("leaves", leaves).add_edge(START, "leaves").compile()
 
 
 def told(state, config, runtime: Runtime[Options]):
@@ -345,7 +361,13 @@ def test_a_flag_goes_before_what_is_on_record(recorded: Given, hrm: Command) -> 
     ],
 )
 def test_what_is_not_kept_is_asked_for(
-    context: Any, configurable: Any, name: str, reason: str, again: tuple[str, ...], answer: str, recorded: Given,
+    context: Any,
+    configurable: Any,
+    name: str,
+    reason: str,
+    again: tuple[str, ...],
+    answer: str,
+    recorded: Given,
     hrm: Command,
 ) -> None:
     recorded(context, **configurable)
@@ -365,3 +387,30 @@ def test_a_context_that_is_not_given_is_none_where_its_class_needs_something(sto
     assert hrm("run", "go", *words).code == 0
     assert hrm("resume", "t", "--answer", "yes", "--json").lines[-1]["answer"] == "a, no key, none, , yes"
     assert hrm("replay", "t").code == 0
+
+
+def test_all_that_is_under_way_is_resumed_at_once(stopping: Path, hrm: Command) -> None:
+    graph = ("--graph", "./stopping.py:left")
+    for name in ("one", "bad", "held", "ask", "two"):
+        assert hrm("run", name, "--thread", name, *graph).code == 2
+    assert hrm("run", "x", "--thread", "asks", "--graph", "./stopping.py:options").code == 0
+    assert hrm("fork", "one", "--name", "fork").code == 0
+    (stopping / "back").touch()
+    with open_store("runs/store.db") as store, store.lease("held"):
+        done = hrm("resume", "--all")
+        assert done.code == 1
+        said = {line.split("  ")[0]: line for line in done.out.splitlines() if "  " in line[1:]}
+        assert "completed (answer): done one" in said["one"] and "done two" in said["two"]
+        assert "live process" in said["held"] and "not begun" in said["fork"]
+        assert "no luck" in said["bad"] and "resume ask --answer" in done.out and "resume asks --answer" in done.out
+        assert "6 threads were under way; 1 failed:\n  bad: ValueError: no luck" in done.out
+        status = {t.thread_id: t.status.value for t in store.journal.headers()}
+        assert (status["held"], status["fork"], status["ask"]) == ("running", "running", "truncated")
+    lines = hrm("resume", "--all", "--json").lines
+    assert [(line["event"], line.get("thread_id") or line.get("thread")) for line in lines] == [
+        ("end", "held"),
+        ("skipped", "fork"),
+        ("waiting", None),
+    ]
+    assert lines[-1]["threads"] == ["ask", "asks"]
+    assert hrm("resume").code == hrm("resume", "--all", "one").code == hrm("resume", "--all", "--at", "1").code == 2
