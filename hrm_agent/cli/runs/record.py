@@ -15,7 +15,6 @@ from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.recording import hook
-from hrm_agent.runtime.recording.record import DRAWS_VARIABLE
 from hrm_agent.store import open_store
 
 __all__ = ["run"]
@@ -48,7 +47,7 @@ def _environment(store: str, allow: Sequence[str], *, draws: bool) -> dict[str, 
     where = store if "://" in store else str(Path(store).resolve())
     path = os.pathsep.join(filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH"))))
     named = {hook.ALLOW_VARIABLE: ",".join(allow)} if allow else {}
-    named |= {DRAWS_VARIABLE: "1"} if draws else {}
+    named |= {hook.DRAWS_VARIABLE: "1"} if draws else {}
     return {**os.environ, hook.VARIABLE: where, "PYTHONPATH": path, **named}
 
 

@@ -170,7 +170,7 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
     )
     for line in lines:
         output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
-    if looks_drawn(lines):
+    if _may_be_drawn(found, lines):
         output.say(_how_to_record_draws(store, found.trajectory))
     _say_ignored(found.ignored, found.unmatched, output)
     _say_effects(found.effects, output, refused=found.verdict is ReplayVerdict.REFUSED)
@@ -182,9 +182,13 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
         output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
 
 
+def _may_be_drawn(found: Replay, difference: Sequence[str]) -> bool:
+    return not found.equal and (found.drawn or looks_drawn(difference))
+
+
 def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
     """What to do where a node took another time, id or number than then."""
-    looks = "This looks like a time, an id or a random number that a node took anew"
+    looks = "The difference may be a time, an id or a random number that a node took anew"
     if trajectory.task.family == RECORDED and not store.journal.draws_of(trajectory):
         return (
             f"{looks}: the program was recorded without them. Record the next one with them, "
@@ -192,8 +196,8 @@ def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
             "--ignore leaves a part out, such as request.messages[0].content."
         )
     return (
-        f"{looks}, from a source that is not recorded by itself. Take it by `hrm_agent.draws.drawn`, or leave it out by "
-        "--ignore, such as request.messages[0].content."
+        f"{looks}, from a source that is not recorded by itself. Take it by `hrm_agent.draws.drawn`, or leave it out "
+        "by --ignore, such as request.messages[0].content."
     )
 
 
@@ -278,7 +282,7 @@ def _check(arguments: Any, output: Output) -> int:
             if row["verdict"] != ReplayVerdict.EQUAL:
                 rows.append(row)
                 output.say(f"{header.id}  {header.thread_id}  {row['words']}")
-                if not drawn and found is not None and looks_drawn(_difference(store, found)):
+                if not drawn and found is not None and _may_be_drawn(found, _difference(store, found)):
                     drawn = f"{header.thread_id}: {_how_to_record_draws(store, found.trajectory)}"
         if not checked:  # a test of nothing is not passed
             of_run = f" of the run {run_id!r}" if run_id else ""

@@ -24,13 +24,12 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from hrm_agent.draws import record_draws
+from hrm_agent.runtime.recording.hook import DRAWS_VARIABLE
 from hrm_agent.runtime.recording.interception import intercept
 from hrm_agent.runtime.recording.recorder import Recorder
 
-__all__ = ["DRAWS_VARIABLE", "RecordingBlock", "current_recorder", "record", "record_process"]
+__all__ = ["RecordingBlock", "current_recorder", "record", "record_process"]
 
-DRAWS_VARIABLE = "HRM_AGENT_DRAWS"
-"""Environment variable: with 1, programs that are recorded are so with what their nodes draw."""
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -110,7 +110,7 @@ async def replay_async(
     compiled = graph if isinstance(graph, Pregel) else load_graph(name, trajectory.task.metadata.get(CONFIGURABLE))
     effects = Effects(refuse_effects)
     player = ReplayRun(store, trajectory, compiled, context, effects, Ignored(ignore))
-    found = replace(await player.play(), graph=name, effects=tuple(effects.found))
+    found = replace(await player.play(), graph=name, effects=tuple(effects.found), drawn=player.drawn)
     if found.divergence is None or live_after is None:
         return found
     return replace(found, live=await player.continue_live(live_after, name, thread))
@@ -156,6 +156,7 @@ class ReplayRun:
         self._resumed = self._recorded_resumes()
         self._draws = store.journal.draws_of(trajectory)
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
+        self.drawn = False
         self._cut = False  # True where the record ends at a request without an answer
         self._last_matching = self._line[0]
         """The newest recorded checkpoint that the replay reached with an equal state."""
@@ -269,6 +270,7 @@ class ReplayRun:
         match = RequestMatch(self._renaming, self._ignored, template_texts(self._store), learn)
         answers, draws = self._answers(steps, match), RecordedDraws(self._draws, steps, self._places)
         error, asked = await self._run(segment, scratch, answers, draws, paths)
+        self.drawn |= draws.missed
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
             asked, error, self._cut = None, None, True
         return self._judge(segment, scratch, answers, error, asked)
