@@ -111,6 +111,7 @@ def _open() -> None:
         from hrm_agent.runtime.recording.record import record_process
 
         try:
-            record_process(os.environ[VARIABLE], tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(","))))
+            allow = tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(",")))
+            record_process(os.environ[VARIABLE], allow, draws=os.environ.get(DRAWS_VARIABLE) == "1")
         except (HrmError, OSError) as error:
             sys.stderr.write(f"hrm-agent: nothing is recorded: {error}\n")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
@@ -24,7 +23,6 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from hrm_agent.draws import record_draws
-from hrm_agent.runtime.recording.hook import DRAWS_VARIABLE
 from hrm_agent.runtime.recording.interception import intercept
 from hrm_agent.runtime.recording.recorder import Recorder
 
@@ -61,12 +59,9 @@ def record(
     return RecordingBlock(where, {"key": key, "allow": allow})
 
 
-def record_process(where: str, allow: tuple[str, ...] = ()) -> None:
-    """Record all that is invoked until the process exits. Raises `StoreError`.
-
-    With `HRM_AGENT_DRAWS` set to 1 also what nodes draw.
-    """
-    block = record(where, allow=allow, draws=os.environ.get(DRAWS_VARIABLE) == "1").__enter__()
+def record_process(where: str, allow: tuple[str, ...] = (), *, draws: bool = False) -> None:
+    """Record all that is invoked until the process exits; the options are those of `record`. Raises `StoreError`."""
+    block = record(where, allow=allow, draws=draws).__enter__()
     atexit.register(block.__exit__, None, None, None)
 
 

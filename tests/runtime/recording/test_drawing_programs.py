@@ -64,18 +64,8 @@ def test_a_replay_that_differs_by_what_a_node_drew_says_how_to_record_it(
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     root = str(Path(__file__).parents[3])
-    command = [
-        sys.executable,
-        "-m",
-        "hrm_agent",
-        "record",
-        "--store",
-        "x.db",
-        *draws,
-        "--",
-        sys.executable,
-        "program.py",
-    ]
+    recording = [sys.executable, "-m", "hrm_agent", "record", "--store", "x.db", *draws]
+    command = [*recording, "--", sys.executable, "program.py"]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, check=True)
     monkeypatch.chdir(tmp_path)
     for what in ("clock", "words"):
