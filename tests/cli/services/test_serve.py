@@ -99,7 +99,6 @@ def test_what_a_killed_server_left_is_resumed_by_one_command(
         (trajectory,) = store.journal.trajectories()
         options = str(store.options.read(trajectory.thread_id))
         assert "temperature = 0.5" in options and "max_turns = 3" in options
-        assert len(trajectory.own_calls) == 2 and len(trajectory.own_tool_calls) == 1
 
 
 @pytest.mark.parametrize(
