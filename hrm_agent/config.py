@@ -9,6 +9,7 @@ TOML has no null: a key that may be None is written and read as "none".
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ __all__ = [
     "read_config_file",
     "read_config_text",
     "save_config",
+    "secret_in",
     "to_toml",
 ]
 
@@ -53,6 +55,28 @@ ONE_BY_ONE = "one by one"
 """Marks a list of which each item has a flag of its own: what follows the flag may be something else."""
 
 Config = TypeVar("Config", bound=BaseModel)
+
+_SECRET = re.compile(
+    r"(?:^|_)(?:api_?key|secret|secret_?(?:access_?)?key|password|passwd|passphrase|pwd|credentials?|private_?key"
+    r"|authorization|(?:access|auth|api|bearer|refresh|session|id|hf|github|gitlab|slack)_?token)$|^token$",
+)
+_JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^a-zA-Z0-9]+")
+"""Between the words of a name: `openaiApiKey`, `x-api-key`."""
+_LOGIN = re.compile(r"\w://[^/?#\s]*:[^/?#\s]*@")
+"""An address with a password."""
+
+
+def secret_in(context: Mapping[Any, Any]) -> str | None:
+    """The first option that is named like a secret, or holds an address with a password, at any depth."""
+    for name, value in context.items():
+        if _SECRET.search(_JOINT.sub("_", str(name)).lower()) or (isinstance(value, str) and _LOGIN.search(value)):
+            return str(name)
+        inner = value
+        if isinstance(value, (list, tuple)):
+            inner = dict(enumerate(cast("list[Any]", value)))
+        if isinstance(inner, Mapping) and (found := secret_in(cast("Mapping[Any, Any]", inner))) is not None:
+            return f"{name}.{found}"
+    return None
 
 
 class ConfigPart(BaseModel):

@@ -43,6 +43,7 @@ __all__ = [
     "SNAPSHOT_BUMPS",
     "START",
     "TASK",
+    "UPDATE_METADATA",
     "NamespacePart",
     "await_missing_checkpoints",
     "built_values",
@@ -75,6 +76,8 @@ __all__ = [
 # writes of a task that are no values of channels
 INTERRUPT = "__interrupt__"
 """Its questions; the "node" of an update that tells them, too."""
+UPDATE_METADATA = "__metadata__"
+"""The "node" of an update that says of the others whether their tasks had ended before."""
 RESUME = "__resume__"
 """The answers that it has been given."""
 ERROR = "__error__"

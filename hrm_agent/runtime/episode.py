@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, TypeGuard
 
 from langchain_core.runnables import RunnableConfig
@@ -53,7 +54,7 @@ from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, On
 from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph, refuse_other_roles
 from hrm_agent.runtime.execution.memories import RunMemory, refuse_shared_store
-from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
+from hrm_agent.runtime.execution.run_context import CONTEXT, GIVEN_CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.failures import is_repeated, may_follow_from_answers, run_failed
 from hrm_agent.runtime.settings import Durability, RolloutSettings, RunSettings
@@ -119,6 +120,9 @@ class EpisodeRunner:
     share_memory: bool = False
     """Episodes of groups share the caches and the LangGraph stores of their graph, as other episodes do. Otherwise each
     has its own, and a graph with a store that cannot be copied for each raises `ConfigError` in a run of groups."""
+    takes_up_stopped: bool = False
+    """A run on record that stopped before its graph had ended (it failed, was stopped, met a limit of steps) continues
+    from there; otherwise it is read back as it ended. A training's rollouts are what they came to."""
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Opens the recording of an episode: journal, base of its seeds, ids of calls shared with a fork's origin."""
     on_end: OnEnd | None = None
@@ -196,26 +200,27 @@ class EpisodeRunner:
     ) -> Trajectory:
         path = str(episode.task.metadata.get(ANSWER_PATH, ""))
         check_answer_path(graph, path)
-        context = run_context(graph, episode.context, episode.graph_name)
-        alone = bool(episode.group_id) and not self.share_memory
-        if alone and episode.run_id:
-            refuse_shared_store(graph, episode.graph_name)
-        graph_input = first_input(graph, episode.task, episode.thread_id)
+        given = {**episode.context, **episode.unrecorded.get(GIVEN_CONTEXT, {})}
+        context = run_context(graph, given, episode.graph_name)
+        first = cache(partial(first_input, graph, episode.task, episode.thread_id))
         asks_nothing = answer is NO_ANSWER and say is None
-        if asks_nothing and self.store.journal.is_over(episode.trajectory_id):
+        if asks_nothing and not self.takes_up_stopped and self.store.journal.is_over(episode.trajectory_id):
             return self.store.journal.trajectory(episode.trajectory_id)
         async with AsyncExitStack() as stack:
             lease = stack.enter_context(self.store.lease(episode.thread_id, joins=self.durability == "calls"))
             await stack.enter_async_context(lease.stops_when_lost())
             record = None if lease.new else self.store.journal.find_trajectory(episode.trajectory_id)
-            if asks_nothing and _is_over(record):  # another process has run it before the lease was ours
-                return record
-            memory = RunMemory(graph, saver := self.store.checkpointer, alone=alone)
-            if not lease.new:
-                await memory.restore(saver.memory(episode.thread_id), (self.store.owner, episode.thread_id))
+            memory = await self._memory(graph, episode, new=lease.new)
+            if record is None:
+                first()  # a task that has no place in the input is told before anything is written
             graph_run = GraphRun(
-                graph, self._config(episode), context, graph_input, record, answer_path=path, memories=memory.store
+                graph, self._config(episode), context, first, record, answer_path=path, memories=memory.store
             )
+            if asks_nothing and _is_over(record):  # or another process has run it before the lease was ours
+                if not (self.takes_up_stopped and await graph_run.is_stopped(self.store)):
+                    return record
+                record = self._reopen(record)
+                graph_run = replace(graph_run, record=record)
             if say is not None:
                 record = await self._take_turn(graph_run, say)
                 graph_run = replace(graph_run, record=record)
@@ -230,6 +235,17 @@ class EpisodeRunner:
         if self.on_end is not None:
             self.on_end(over)
         return over
+
+    async def _memory(self, graph: Graph, episode: Episode, *, new: bool) -> RunMemory:
+        """The caches and LangGraph stores of an episode, with what its thread has put there."""
+        alone = bool(episode.group_id) and not self.share_memory
+        if alone and episode.run_id:
+            refuse_shared_store(graph, episode.graph_name)
+        memory = RunMemory(graph, self.store.checkpointer, alone=alone)
+        if not new:
+            kept = self.store.checkpointer.memory(episode.thread_id)
+            await memory.restore(kept, (self.store.owner, episode.thread_id))
+        return memory
 
     async def _to_end(
         self, graph_run: GraphRun, begun: Trajectory, episode: Episode, lease: Lease, callbacks: StreamCallbacks
@@ -319,7 +335,7 @@ class EpisodeRunner:
         return begun
 
     def _reopen(self, record: Trajectory | None) -> Trajectory | None:
-        """A run that had stopped at a question is under way again."""
+        """A run that had stopped is under way again."""
         if record is None or record.status is RunStatus.RUNNING:
             return record
         self.store.journal.write_trajectory(again := reopened(record))

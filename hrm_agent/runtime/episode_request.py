@@ -35,6 +35,8 @@ class Episode:
     """Base of the seeds of all model calls; None draws them from the system."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """LangGraph's run context: the graph's budgets and options."""
+    unrecorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """Further options, by `configurable` and `context`, that are given to the graph and not recorded: secrets."""
     verify: Callable[[str], float] | None = None
     """Scores the final text, in this process; the reward is stored as `correct`."""
     verify_run: Callable[[Trajectory], float] | None = None
@@ -50,7 +52,8 @@ class Episode:
         """`config["configurable"]` of the run: its context, as LangGraph's platform gives it to graphs that read it
         there, then what the task's options name, then the thread.
         """
-        return {**self.context, **self.task.metadata.get(CONFIGURABLE, {}), "thread_id": self.thread_id}
+        named = self.task.metadata.get(CONFIGURABLE, {})
+        return {**self.context, **named, **self.unrecorded.get(CONFIGURABLE, {}), "thread_id": self.thread_id}
 
     @property
     def trajectory_id(self) -> str:

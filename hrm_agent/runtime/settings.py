@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, FieldSerializationInfo, field_serializer, field_validator
 
-from hrm_agent.config import COMPARED, ONE_BY_ONE
+from hrm_agent.config import COMPARED, ONE_BY_ONE, secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
@@ -24,6 +23,7 @@ __all__ = [
     "RunSettings",
     "RunnerOptions",
     "SelectionSettings",
+    "holds_none",
 ]
 
 Durability = Literal["steps", "calls"]
@@ -51,33 +51,11 @@ class RunnerOptions(TypedDict, total=False):
     """Rollouts share the caches and the LangGraph stores of their graph."""
 
 
-_SECRET = re.compile(
-    r"(?:^|_)(?:api_?key|secret|secret_?(?:access_?)?key|password|passwd|passphrase|pwd|credentials?|private_?key"
-    r"|authorization|(?:access|auth|api|bearer|refresh|session|id|hf|github|gitlab|slack)_?token)$|^token$",
-)
-_JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^a-zA-Z0-9]+")
-"""Between the words of a name: `openaiApiKey`, `x-api-key`."""
-_LOGIN = re.compile(r"\w://[^/?#\s]*:[^/?#\s]*@")
-"""An address with a password."""
-
-
-def _secret_in(context: Mapping[Any, Any]) -> str | None:
-    """The first option that is named like a secret, or holds an address with a password, at any depth."""
-    for name, value in context.items():
-        if _SECRET.search(_JOINT.sub("_", str(name)).lower()) or (isinstance(value, str) and _LOGIN.search(value)):
-            return str(name)
-        inner = value
-        if isinstance(value, (list, tuple)):
-            inner = dict(enumerate(cast("list[Any]", value)))
-        if isinstance(inner, Mapping) and (found := _secret_in(cast("Mapping[Any, Any]", inner))) is not None:
-            return f"{name}.{found}"
-    return None
-
-
-def _holds_none(value: Any) -> bool:
+def holds_none(value: Any) -> bool:
+    """Whether there is a None in it, at any depth."""
     if isinstance(value, Mapping):
-        return any(map(_holds_none, cast("Mapping[Any, Any]", value).values()))
-    return any(map(_holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None
+        return any(map(holds_none, cast("Mapping[Any, Any]", value).values()))
+    return any(map(holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None
 
 
 class GraphOptions(BaseModel):
@@ -107,7 +85,7 @@ class GraphOptions(BaseModel):
     @field_validator("configurable")
     @classmethod
     def _can_be_kept(cls, configurable: dict[str, Any]) -> dict[str, Any]:
-        if _holds_none(configurable):
+        if holds_none(configurable):
             raise ConfigError(
                 "A value of configurable holds null, which TOML, in which options are kept, does not have.",
                 "Leave the key out: the graph then has its default.",
@@ -117,7 +95,7 @@ class GraphOptions(BaseModel):
     @field_validator("context", "configurable")
     @classmethod
     def _holds_no_secret(cls, context: dict[str, Any]) -> dict[str, Any]:
-        if (name := _secret_in(context)) is not None:
+        if (name := secret_in(context)) is not None:
             raise ConfigError(
                 f"The option {name!r} of the graph is named like a secret, or holds an address with a password: "
                 "options are recorded.",

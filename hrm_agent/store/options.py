@@ -27,6 +27,10 @@ class ThreadOptions:
         """Keep the options of a thread, in place of what was kept."""
         self._database.add(lambda cursor: self.insert(cursor, thread_id, text), thread_id)
 
+    def write_later(self, thread_id: str, text: str) -> None:
+        """The same with the next commit, of whatever it is."""
+        self._database.defer(lambda cursor: self.insert(cursor, thread_id, text))
+
     def insert(self, cursor: Cursor, thread_id: str, text: str) -> None:
         """The same as part of another transaction."""
         cursor.execute(

@@ -20,7 +20,7 @@ from hrm_agent.store.cipher import Cipher, cipher_of
 from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.database import Database
 from hrm_agent.store.journal import StoreJournal
-from hrm_agent.store.leases import RUN, Lease, Leases
+from hrm_agent.store.leases import RUN, Lease, Leases, leased
 from hrm_agent.store.options import ThreadOptions
 from hrm_agent.store.read_only import ReadOnlyDatabase
 from hrm_agent.store.scorings import Scorings
@@ -165,6 +165,11 @@ class RunStore:
         query += " ORDER BY updated_at DESC, id" + (f" LIMIT {int(limit)}" if limit is not None else "")
         with self.database.read() as cursor:
             return [ThreadInfo._make(row) for row in cursor.execute(query, list(given.values())).fetchall()]
+
+    def threads_at_work(self) -> set[str]:
+        """Ids of the threads that a live process, this one included, runs, talks on or works on."""
+        with self.database.read() as cursor:
+            return leased(cursor)
 
     def threads_with_checkpoints(self) -> set[str]:
         """Ids of the threads whose state is on record."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,11 @@ from hrm_agent.cli.main import fitted
 from hrm_agent.config import ONE_BY_ONE, ConfigPart, build_config, merge_values, nested_model, read_config_file, to_toml
 from hrm_agent.errors import ConfigError, nearest
 
-__all__ = ["Parser", "add_config", "config_from", "print_config"]
+__all__ = ["Parser", "add_config", "add_graph_options", "config_from", "print_config"]
 
 Config = TypeVar("Config", bound=BaseModel)
 Arguments = argparse.Namespace
+_PAIR = re.compile(r"[A-Za-z_][\w.-]*=")
 _DEST = "config:"
 """Marks the attributes that belong to the configuration: a command has other arguments beside it."""
 
@@ -82,7 +84,7 @@ class Parser(argparse.ArgumentParser):
 
         `surplus`: what to do about an argument too many.
         """
-        arguments, unknown = self.parse_known_args(words)
+        arguments, unknown = self.parse_known_args(_pairs_apart(words))
         if unknown:
             flag = unknown[0].partition("=")[0]
             what = "flag" if flag.startswith("-") else "argument"
@@ -98,6 +100,15 @@ class Parser(argparse.ArgumentParser):
 
     def _see_help(self) -> str:
         return f"`{self.prog} --help` lists its arguments."
+
+
+def add_graph_options(parser: Parser, before: str = "") -> None:
+    """`--config` (or `--configurable`) and `--context`, each with pairs, for a command without a config class."""
+    pairs: dict[str, Any] = {"action": _Pairs, "nargs": "*", "metavar": "KEY=VALUE", "default": {}}
+    recorded = "[what the run was given]"
+    help_ = f"{before}what the graph reads from config['configurable'], over {recorded}"
+    parser.add_argument("--config", "--configurable", dest="configurable", help=help_, **pairs)
+    parser.add_argument("--context", help=f"{before}options of the graph, over {recorded}", **pairs)
 
 
 def add_config(parser: Parser, model: type[BaseModel]) -> None:
@@ -160,6 +171,23 @@ def _help(field: FieldInfo) -> str:
     return f"{text} [{shown}]".strip().replace("%", "%%")
 
 
+def _pairs_apart(words: Sequence[str]) -> list[str]:
+    """`--config a=1 b=2` as `--config a=1 --config b=2`: what follows a file there is another argument."""
+    apart = list[str]()
+    follows = False
+    for number, word in enumerate(words):
+        if word == "--":
+            return [*apart, *words[number:]]
+        given = words[number - 1] == "--config" if number else False
+        if follows and not given and _PAIR.match(word):
+            apart.append("--config")
+        follows = _PAIR.match(word.removeprefix("--config=")) is not None and (
+            given or follows or word.startswith("--config=")
+        )
+        apart.append(word)
+    return apart
+
+
 class _Pairs(argparse.Action):
     """`--context max_turns=6 max_tokens=256` -> a table; values are read as TOML where they are TOML.
 
@@ -213,6 +241,9 @@ def config_from(
         if dest.startswith(_DEST) and value is not None:
             *tables, key = dest.removeprefix(_DEST).split(".")
             _within(given, tables)[key] = value
+    if base and given.get("graph", base.get("graph")) == base.get("graph"):  # of the thread on record: key by key
+        for table in (name for name in ("configurable", "context") if given.get(name)):
+            given[table] = {**values.get(table, {}), **given[table]}
     return build_config(model, merge_values(model, values, given), "from the flags")
 
 

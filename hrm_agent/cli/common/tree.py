@@ -9,8 +9,9 @@ from typing import Any
 from hrm_agent.files import json_line
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step
 from hrm_agent.runtime.time_travel.moment_data import moment_data
+from hrm_agent.trajectory import Trajectory
 
-__all__ = ["facts_of", "outcome_of", "tree_data", "tree_lines"]
+__all__ = ["ended_as", "facts_of", "outcome_of", "tree_data", "tree_lines"]
 
 StyledLine = tuple[str, str]
 """Text and style."""
@@ -29,9 +30,11 @@ def tree_lines(found: History) -> Iterator[StyledLine]:
 
 def outcome_of(found: History) -> str:
     """How a thread stands, in a few words."""
-    trajectory = found.trajectory
-    if trajectory is None:
-        return "checkpoints only, no recorded run"
+    return ended_as(found.trajectory) if found.trajectory is not None else "checkpoints only, no recorded run"
+
+
+def ended_as(trajectory: Trajectory) -> str:
+    """How a run stands, in a line: its status, and the first line of its error or the last one of its answer."""
     reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
     reward = "".join(f", {name} {value:g}" for name, value in trajectory.rewards.items())
     error, answer = (text.strip().splitlines() for text in (trajectory.error or "", trajectory.answer or ""))

@@ -200,6 +200,8 @@ class _Chat:
             self._output.say(text, style=style)
         for text, style in citation_lines(values) if trajectory.answer else ():
             self._output.say(text, style=style)
+        if self._session.can_resume:
+            self._output.say("/resume continues the turn where it stopped.", style="dim")
 
 
 def _as_shown(trajectory: Trajectory, values: Any) -> Trajectory:

@@ -20,7 +20,6 @@ from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.runtime.replay.request_diff import request_diff
 from hrm_agent.runtime.time_travel.fork import History, Moment, thread_diff
 from hrm_agent.runtime.time_travel.moment_data import moment_data
-from hrm_agent.trajectory import RunStatus
 
 __all__ = ["COMMANDS", "GoOn", "Leave", "obey"]
 
@@ -168,8 +167,7 @@ def _replay(session: ChatSession) -> None:
 
 
 def _resume(session: ChatSession) -> None:
-    known = session.known
-    if known is None or known.status not in (RunStatus.RUNNING, RunStatus.ABORTED):
+    if not session.can_resume:
         raise RunError("No turn is under way.", "Say something.")
     raise GoOn
 
@@ -199,7 +197,7 @@ COMMANDS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "/sources": ("/sources [N]", "what the answer cites; with a number, the cited span in its text", _sources),
     "/threads": ("/threads [NAME]", "list the threads of the store; with a name, switch to that thread", _threads),
     "/replay": ("/replay", "replay this thread from the record; no model is asked", _replay),
-    "/resume": ("/resume", "resume a stopped turn, or continue from where /back went", _resume),
+    "/resume": ("/resume", "resume a turn that stopped or failed, or continue from where /back went", _resume),
     "/help": ("/help", "this list", _help),
     "/quit": ("/quit", "leave (also Ctrl-D); all is saved, and `chat --thread` continues it", _quit),
 }

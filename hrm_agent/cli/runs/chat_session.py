@@ -12,18 +12,27 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from hrm_agent.cli.common.citations_view import values_of
 from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.runs.chat_screen import Screen
-from hrm_agent.cli.runs.fork import fork_thread
-from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config, refuse_other_options
+from hrm_agent.cli.runs.fork import fork_thread, is_begun
+from hrm_agent.cli.runs.run import (
+    RunConfig,
+    as_given,
+    context_given,
+    keep_options,
+    known_config,
+    refuse_other_options,
+    refuse_unkept_options,
+)
 from hrm_agent.config import build_config
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
-from hrm_agent.runtime.execution.conversation import reopened, takes_turns
+from hrm_agent.runtime.execution.conversation import takes_turns
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.replay.player import Replay, replay_async
@@ -145,11 +154,14 @@ class ChatSession:
     def cut_short(self) -> bool:
         """True if a turn was under way when its process ended; a fork that was not begun is none."""
         known = self.known
-        if known is None or known.status is not RunStatus.RUNNING:
-            return False
-        if known.forked_from is None or self.store.journal.trajectory(known.id).own_calls:
-            return True
-        return history(self.store, self.thread, branches=False).last.checkpoint_id != known.forked_from.checkpoint_id
+        return known is not None and known.status is RunStatus.RUNNING and is_begun(self.store, known)
+
+    @property
+    def can_resume(self) -> bool:
+        """True if the newest turn is under way, or stopped before its end: by hand, by an error, or at a limit."""
+        known = self.known
+        open_ = (RunStatus.RUNNING, RunStatus.ABORTED, RunStatus.FAILED)
+        return known is not None and (known.status in open_ or known.stop_reason is StopReason.RECURSION_LIMIT)
 
     # going on
 
@@ -168,15 +180,15 @@ class ChatSession:
         known = self.known
         if known is None:
             raise RunError("Nothing has been said yet.", "Say something.")
-        if answer is NO_ANSWER and known.status is RunStatus.ABORTED:
-            self.store.journal.write_trajectory(reopened(known))
-        elif answer is NO_ANSWER and known.status is not RunStatus.RUNNING:
+        if answer is NO_ANSWER and not self.can_resume:
             raise RunError("No turn is under way.", "Say something.")
         return self._turn(known.task, answer=answer)
 
     def _turn(self, task: TaskRef, **options: Any) -> Trajectory:
         config = self.config
-        episode = Episode(task, self.thread, graph=config.graph, seed=config.seed, context=config.context)
+        refuse_unkept_options(task, self.thread, config)
+        context = context_given(task, config)
+        episode = Episode(as_given(task, config), self.thread, graph=config.graph, seed=config.seed, context=context)
         screen = self.screen
         try:
             with self.store.lease(self.thread, COMMAND), screen.turn():
@@ -203,7 +215,7 @@ class ChatSession:
             entered = self._open.enter_async_context(
                 EpisodeRunner.open(self.store, self.config.policy, self.config, backend=backend)
             )
-            self._runner = self._loop.run(entered)
+            self._runner = replace(self._loop.run(entered), takes_up_stopped=True)
         return self._runner
 
     def check(self, before: Mapping[str, Any]) -> None:

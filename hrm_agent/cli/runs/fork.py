@@ -19,10 +19,17 @@ from hrm_agent.cli.common.arguments import Parser, add_config, config_from, prin
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.cli.runs.run import RunConfig, keep_options, known_config
+from hrm_agent.cli.runs.run import (
+    RunConfig,
+    as_given,
+    context_given,
+    keep_options,
+    known_config,
+    refuse_unkept_options,
+)
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
-from hrm_agent.runtime.execution.conversation import ANSWER_PATH, CONFIGURABLE
+from hrm_agent.runtime.execution.conversation import ANSWER_PATH
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.store import RunStore
@@ -31,7 +38,7 @@ from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 
-__all__ = ["fork_thread", "run", "run_forks"]
+__all__ = ["fork_thread", "is_begun", "run", "run_forks"]
 
 _COLUMNS = ("thread", "status", "reward", "calls", "tokens", "answer")
 
@@ -92,6 +99,14 @@ def run(words: list[str]) -> int:
     return 1 if all(trajectory.status is RunStatus.FAILED for trajectory in trajectories) else 0
 
 
+def is_begun(store: RunStore, known: Trajectory) -> bool:
+    """False for a fork that was recorded and not run."""
+    if known.forked_from is None or store.journal.trajectory(known.id).own_calls:
+        return True
+    newest = history(store, known.thread_id, branches=False).last
+    return newest.checkpoint_id != known.forked_from.checkpoint_id and newest.source != "update"
+
+
 def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **options: Any) -> list[Episode]:
     """Fork under the options of `config`, and keep them with each fork."""
     known = store.journal.find_trajectory(thread)
@@ -108,7 +123,7 @@ def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **opti
         seed=config.seed,
         graph=config.graph,
         task=_with_options(known.task, config) if known is not None else None,
-        context=config.context,
+        context=context_given(known.task, config) if known is not None else config.context,
         verify=verifier_of(known.task, store.folder) if known is not None else None,
         policy=config.policy,
         keep=keep,
@@ -117,8 +132,9 @@ def fork_thread(store: RunStore, thread: str, at: str, config: RunConfig, **opti
 
 
 def _with_options(task: TaskRef, config: RunConfig) -> TaskRef:
-    kept = {name: value for name, value in task.metadata.items() if name not in (CONFIGURABLE, ANSWER_PATH)}
-    return task.model_copy(update={"metadata": {**kept, **config.task_options()}})
+    given = as_given(task, config).metadata
+    kept = {name: value for name, value in given.items() if name != ANSWER_PATH}
+    return task.model_copy(update={"metadata": {**config.task_options(), **kept}})
 
 
 def _refuse_choice(known: Trajectory | None, config: RunConfig) -> None:
@@ -137,6 +153,8 @@ def run_forks(
     store: RunStore, config: RunConfig, episodes: list[Episode], output: Output, answer: Any = NO_ANSWER
 ) -> list[Trajectory]:
     """Run the forks side by side; one alone is shown node by node."""
+    for episode in episodes:
+        refuse_unkept_options(episode.task, episode.thread_id, config, episode.unrecorded)
     backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)
 
     async def go() -> list[Trajectory]:

@@ -13,19 +13,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.arguments import Parser, add_graph_options
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
+from hrm_agent.config import secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
+from hrm_agent.runtime.execution.conversation import RECORDED
 from hrm_agent.runtime.execution.lazy_policy import policy_of_record
 from hrm_agent.runtime.replay.effects import Effect
 from hrm_agent.runtime.replay.ignored_paths import IgnoredPath
 from hrm_agent.runtime.replay.player import Replay, ReplayVerdict, replay, replay_async
-from hrm_agent.runtime.replay.request_diff import request_diff
+from hrm_agent.runtime.replay.request_diff import looks_drawn, request_diff
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 
@@ -70,6 +72,7 @@ def run(words: list[str]) -> int:
         "--isolation", type=parse_isolation, help="with --live-after: the lowest isolation that is accepted [L2]"
     )
     parser.add_argument("--environment", help="with --live-after: where model-written code runs [this machine]")
+    add_graph_options(parser)
     add_own_types(parser)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
@@ -81,8 +84,7 @@ def run(words: list[str]) -> int:
     with existing_store(arguments.store, allowed_names(arguments), writes=bool(arguments.live_after)) as store:
         if arguments.live_after:
             return _live(store, arguments, output)
-        options = {"refuse_effects": arguments.no_effects, "ignore": arguments.ignore}
-        found = replay(store, arguments.trajectory, graph=arguments.graph, **options)
+        found = replay(store, arguments.trajectory, graph=arguments.graph, **_options(arguments))
         _show(store, found, output)
     return 0 if found.equal else 1
 
@@ -94,10 +96,26 @@ def _refuse_idle(arguments: Any) -> None:
     idle += [("run", "--check")] if arguments.run and arguments.check is None else []
     if idle:
         raise ConfigError(f"--{idle[0][0]} needs {idle[0][1]}.", f"Add {idle[0][1]}, or leave it out.")
+    if arguments.live_after and (name := secret_in({**arguments.configurable, **arguments.context})) is not None:
+        raise ConfigError(
+            f"The option {name!r} is named like a secret, or holds an address with a password: what --live-after "
+            "continues is recorded.",
+            "Let the graph read it from an environment variable.",
+        )
     if arguments.check is not None and arguments.live_after:
         raise ConfigError(
             "--check cannot be combined with --live-after.", "Name one run to continue: `hrm-agent replay RUN`."
         )
+
+
+def _options(arguments: Any) -> dict[str, Any]:
+    """What every replay of the command is given."""
+    return {
+        "refuse_effects": arguments.no_effects,
+        "ignore": arguments.ignore,
+        "configurable": arguments.configurable,
+        "context": arguments.context,
+    }
 
 
 # one run
@@ -108,8 +126,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 
     async def go() -> Replay:
         async with _runner(store, trajectory, arguments) as runner:
-            options = {"graph": arguments.graph, "thread": arguments.thread, "refuse_effects": arguments.no_effects}
-            options["ignore"] = arguments.ignore
+            options = {"graph": arguments.graph, "thread": arguments.thread, **_options(arguments)}
             return await replay_async(store, trajectory.id, live_after=runner, **options)
 
     found = asyncio.run(go())
@@ -155,6 +172,8 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
     for line in lines:
         output.say(f"  {line}", style={"+": "green", "-": "red"}.get(line[:1], ""))
     _say_not_compared(found.not_compared, output)
+    if _may_be_drawn(found, lines):
+        output.say(_how_to_record_draws(store, found.trajectory))
     _say_ignored(found.ignored, found.unmatched, output)
     _say_effects(found.effects, output, refused=found.verdict is ReplayVerdict.REFUSED)
     if found.unused and not found.equal:
@@ -172,6 +191,25 @@ def _compared(checkpoints: int, tasks: int, writes: int) -> str:
 def _say_not_compared(what: Sequence[str], output: Output) -> None:
     if what:
         output.say(f"Not compared: {'; '.join(what)}.")
+
+
+def _may_be_drawn(found: Replay, difference: Sequence[str]) -> bool:
+    return not found.equal and (found.drawn or looks_drawn(difference))
+
+
+def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
+    """What to do where a node took another time, id or number than then."""
+    looks = "The difference may be a time, an id or a random number that a node took anew"
+    if trajectory.task.family == RECORDED and not store.journal.draws_of(trajectory):
+        return (
+            f"{looks}: the program was recorded without them. Record the next one with them, "
+            "`hrm-agent record --draws -- COMMAND` (or HRM_AGENT_DRAWS=1, or record(..., draws=True)). For this one, "
+            "--ignore leaves a part out, such as request.messages[0].content."
+        )
+    return (
+        f"{looks}, from a source that is not recorded by itself. Take it by `hrm_agent.draws.drawn`, or leave it out "
+        "by --ignore, such as request.messages[0].content."
+    )
 
 
 def _say_ignored(ignored: Sequence[str], unmatched: Sequence[str], output: Output) -> None:
@@ -238,26 +276,30 @@ def _row(found: Replay) -> dict[str, Any]:
 # all runs of a store
 
 
-def _check(arguments: Any, output: Output) -> int:
-    if "://" not in arguments.check and not Path(arguments.check).exists():
+def _refuse_absent_store(where: str) -> None:
+    if "://" not in where and not Path(where).exists():
         raise ConfigError(
-            f"There is no store at {arguments.check}.",
+            f"There is no store at {where}.",
             "--check takes a store or a run folder, and replays all of it; one run alone is replayed by "
-            f"`hrm-agent replay {arguments.check}`.",
+            f"`hrm-agent replay {where}`.",
         )
-    checked, rows, run_id = 0, list[dict[str, Any]](), arguments.run
+
+
+def _check(arguments: Any, output: Output) -> int:
+    _refuse_absent_store(arguments.check)
+    checked, rows, run_id, drawn = 0, list[dict[str, Any]](), arguments.run, ""
     again: dict[Effect, None] = {}
     ignored: dict[str, None] = {}
     unmatched, renamed = {path.text for path in arguments.ignore}, 0
     counts = {"checkpoints": 0, "tasks": 0, "writes": 0}
     not_compared: list[str] = []
-    options = {"graph": arguments.graph, "refuse_effects": arguments.no_effects, "ignore": arguments.ignore}
+    options = {"graph": arguments.graph, **_options(arguments)}
     with existing_store(arguments.check, allowed_names(arguments)) as store:
         for header in store.journal.headers():
             if header.status is RunStatus.RUNNING or run_id not in (None, header.run_id):
                 continue
             checked += 1
-            row = _row_of(store, header, options)
+            row, found = _row_of(store, header, options)
             again |= {Effect(**effect): None for effect in row.get("effects", ())}
             ignored |= dict.fromkeys(row.get("ignored", ()))
             unmatched &= set(row.get("unmatched", unmatched))
@@ -268,6 +310,8 @@ def _check(arguments: Any, output: Output) -> int:
             if row["verdict"] != ReplayVerdict.EQUAL:
                 rows.append(row)
                 output.say(f"{header.id}  {header.thread_id}  {row['words']}")
+                if not drawn and found is not None and _may_be_drawn(found, _difference(store, found)):
+                    drawn = f"{header.thread_id}: {_how_to_record_draws(store, found.trajectory)}"
         if not checked:  # a test of nothing is not passed
             of_run = f" of the run {run_id!r}" if run_id else ""
             raise RunError(
@@ -288,14 +332,18 @@ def _check(arguments: Any, output: Output) -> int:
         output.say(f"Not compared: something of {len(not_compared) - _MOST_SHOWN} more runs (--json lists it).")
     _say_ignored([*ignored], sorted(unmatched), output)
     _say_effects([*again], output, refused=arguments.no_effects)
+    if drawn:
+        output.say(drawn)
     apart = f", apart from {renamed} generated ids" if renamed else ""
     output.say(f"{checked} runs replayed, {checked - len(rows)} equal{apart}, {len(rows)} not")
     return 1 if rows else 0
 
 
-def _row_of(store: RunStore, header: Trajectory, options: dict[str, Any]) -> dict[str, Any]:
+def _row_of(store: RunStore, header: Trajectory, options: dict[str, Any]) -> tuple[dict[str, Any], Replay | None]:
     """A run that cannot be replayed is no reason to leave out the others."""
     try:
-        return _row(replay(store, header.id, **options))
+        found = replay(store, header.id, **options)
+        return _row(found), found
     except HrmError as error:
-        return {"trajectory": header.id, "thread": header.thread_id, "verdict": "error", "words": str(error)}
+        row = {"trajectory": header.id, "thread": header.thread_id, "verdict": "error", "words": str(error)}
+        return row, None

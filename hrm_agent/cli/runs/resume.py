@@ -8,22 +8,27 @@ from __future__ import annotations
 import json
 import tomllib
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
-from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.arguments import Parser, add_graph_options
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, run_folder
-from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
-from hrm_agent.errors import RunError, nearest
+from hrm_agent.cli.common.tree import ended_as
+from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file, secret_in
+from hrm_agent.errors import ConfigError, HrmError, RunError, nearest
 from hrm_agent.runtime.episode import NO_ANSWER
 from hrm_agent.runtime.execution.conversation import RECORDED, kept_elsewhere
 from hrm_agent.store import RunStore
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from hrm_agent.cli.runs.run import RunConfig
 
 __all__ = ["run", "value_of"]
 
@@ -33,7 +38,10 @@ Config = TypeVar("Config", bound=BaseModel)
 
 def run(words: list[str]) -> int:
     parser = Parser("resume", "Continue an interrupted run as it was started; what is recorded is not run again.")
-    parser.add_argument("run", help="a run folder, or the id of a thread of --store")
+    parser.add_argument("run", nargs="?", help="a run folder, or the id of a thread of --store")
+    parser.add_argument(
+        "--all", action="store_true", help="every thread of --store that was under way when its process ended"
+    )
     parser.add_argument("--store", default=DEFAULT_STORE, help=f"store of the thread [{DEFAULT_STORE}]")
     parser.add_argument("--at", metavar="MOMENT", help="from an earlier moment of the thread, on a new one (a fork)")
     parser.add_argument(
@@ -46,12 +54,17 @@ def run(words: list[str]) -> int:
     )
     add_own_types(parser)
     parser.add_argument("--graph", help="of a thread: the graph to continue with, as package.module:attribute")
+    add_graph_options(parser, "of a thread: ")
+    parser.add_argument("--recursion-limit", type=int, help="of a thread: most steps from here on")
     arguments = parser.read(words)
+    if arguments.all or arguments.run is None:
+        return _all(arguments)
     output, folder = Output(as_json=arguments.json), run_folder(Path(arguments.run), "")
     answer, allow = value_of(arguments.answer), list[str](arguments.allow)
     if arguments.at is not None:
         return _from_moment(arguments, output, answer, allow)
-    if folder.is_dir() and answer is NO_ANSWER and arguments.graph is None:
+    given = any(getattr(arguments, name) for name in ("graph", "configurable", "context", "recursion_limit"))
+    if folder.is_dir() and answer is NO_ANSWER and not given:
         return _COMMANDS[_command(folder)](folder, output, allow)
     return _thread(arguments, output, answer, allow)
 
@@ -136,9 +149,89 @@ _COMMANDS: dict[str, Resume] = {
 }
 
 
+def _all(arguments: Namespace) -> int:
+    """0; 1 if a run failed, or could not be resumed: those are told, and the others go on."""
+    given = [name for name in ("at", "graph", "configurable", "context", "recursion_limit") if getattr(arguments, name)]
+    if not arguments.all or arguments.run is not None or given or arguments.answer is not NO_ANSWER:
+        raise ConfigError(
+            "Which run?",
+            "`hrm-agent resume RUN`; or `hrm-agent resume --all`, alone, for all that a store has under way.",
+        )
+    from hrm_agent.cli.runs.fork import is_begun
+    from hrm_agent.cli.runs.run import header
+
+    output, where, failed = Output(as_json=arguments.json), str(arguments.store), dict[str, str]()
+    with existing_store(where) as store:
+        left = [known.thread_id for known in store.journal.headers("status = ?", (RunStatus.RUNNING.value,))]
+    for thread in left:
+        with existing_store(where) as store:
+            (now,) = store.journal.headers("thread_id = ?", (thread,)) or (None,)
+            skipped = _why_not(store, now, begun=now is not None and is_begun(store, now))
+        if skipped or now is None:
+            output.result({"event": "skipped", "thread": thread, "reason": skipped})
+            output.say(f"{thread}  skipped: {skipped}")
+            continue
+        try:
+            ended = _run_quietly(thread, where, list[str](arguments.allow))
+        except HrmError as error:
+            failed[thread] = " ".join(str(error).split())
+            output.result({"event": "error", "thread": thread, "error": error.message, "hint": error.hint})
+            output.say(f"{thread}  not resumed: {failed[thread]}", style="red")
+            continue
+        if ended.status is RunStatus.FAILED:
+            failed[thread] = str(ended.error)
+        output.result({"event": "end", **header(ended)})
+        output.say(f"{thread}  {ended_as(ended)}")
+    _say_waiting(output, where)
+    output.say(f"{len(left)} threads were under way" + (f"; {len(failed)} failed:" if failed else "."))
+    for thread, error in failed.items():
+        output.say(f"  {thread}: {error}")
+    return 1 if failed else 0
+
+
+def _why_not(store: RunStore, now: Trajectory | None, *, begun: bool) -> str:
+    """Why a thread is left alone; empty if it is not."""
+    if now is None or now.status is not RunStatus.RUNNING:
+        return "it has ended meanwhile"
+    if now.thread_id in store.threads_at_work():
+        return "a live process is at work on it"
+    if now.run_id and store.options.read(now.thread_id) is None:
+        return f"it belongs to the run {now.run_id}, which `hrm-agent resume FOLDER` continues"
+    if kept_elsewhere(now) is not None and now.thread_id not in store.threads_with_checkpoints():
+        return "its program keeps the checkpoints"
+    return "" if begun else f"it is a fork that was not begun, `hrm-agent resume {now.thread_id}` runs it"
+
+
+def _run_quietly(thread: str, where: str, allow: list[str]) -> Trajectory:
+    from hrm_agent.cli.runs.run import run_thread
+
+    config, trajectory, options = _on_record(thread, where, NO_ANSWER, allow)
+    return run_thread(config, trajectory.task, trajectory.thread_id, where, **options).trajectory
+
+
+def _say_waiting(output: Output, where: str) -> None:
+    """What waits for a person: nothing is answered for them."""
+    with existing_store(where) as store:
+        stopped = store.journal.headers("status = ?", (RunStatus.TRUNCATED.value,))
+    waiting = [known.thread_id for known in stopped if known.stop_reason is StopReason.INTERRUPT]
+    output.result({"event": "waiting", "threads": waiting})
+    for thread in waiting:
+        output.say(f"{thread}  waits: `hrm-agent resume {thread} --answer VALUE --store {where}`", style="yellow")
+
+
 def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str]) -> int:
-    thread, where = str(arguments.run), str(arguments.store)
-    from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config, run_task
+    from hrm_agent.cli.runs.run import run_task
+
+    where = str(arguments.store)
+    config, trajectory, options = _on_record(str(arguments.run), where, answer, allow, arguments)
+    return run_task(config, trajectory.task, trajectory.thread_id, where, output, answer=answer, **options)
+
+
+def _on_record(
+    thread: str, where: str, answer: Any, allow: list[str], arguments: Namespace | None = None
+) -> tuple[RunConfig, Trajectory, dict[str, Any]]:
+    """How a thread goes on: its options, with those that are given now, its record, and more for `run_thread`."""
+    from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config
 
     with existing_store(where) as store:
         trajectory = store.journal.trajectory(thread)
@@ -155,12 +248,21 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
             f"Thread {thread!r} belongs to the run {trajectory.run_id!r}, which `hrm-agent run` did not start.",
             f"Resume the whole run: `hrm-agent resume {Path(where).parent if Path(where).is_file() else where}`.",
         )
-    config = _with_graph(build_config(RunConfig, _allowing(values, allow), f"of thread {thread!r}"), arguments)
-    return run_task(config, trajectory.task, trajectory.thread_id, where, output, answer=answer, again=True)
+    given, unrecorded = _given_now(arguments, values) if arguments is not None else ({}, {})
+    config = build_config(RunConfig, _allowing({**values, **given}, allow), f"of thread {thread!r}")
+    return config, trajectory, {"unrecorded": unrecorded, "changed": given}
 
 
-def _with_graph(config: Config, arguments: Namespace) -> Config:
-    return config.model_copy(update={"graph": arguments.graph}) if arguments.graph is not None else config
+def _given_now(arguments: Namespace, kept: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Options in place of those on record; and those that are given to the graph and not recorded, secrets."""
+    unrecorded = {name: {} for name in ("configurable", "context")}
+    given = {name: value for name in ("graph", "recursion_limit") if (value := getattr(arguments, name)) is not None}
+    for name, secrets in unrecorded.items():
+        pairs: dict[str, Any] = getattr(arguments, name)
+        secrets |= {key: value for key, value in pairs.items() if secret_in({key: value}) is not None}
+        if shown := {key: value for key, value in pairs.items() if key not in secrets}:
+            given[name] = {**kept.get(name, {}), **shown}
+    return given, unrecorded
 
 
 def _is_recorded(store: RunStore, trajectory: Trajectory) -> bool:
@@ -179,8 +281,10 @@ def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[
 
     with existing_store(where) as store:
         values = _allowing(known_config(store, store.journal.trajectory(thread)), allow)
-    config = _with_graph(build_config(RunConfig, values, f"of thread {thread!r}"), arguments)
+    given, unrecorded = _given_now(arguments, values)
+    config = build_config(RunConfig, {**values, **given}, f"of thread {thread!r}")
     with existing_store(where, config.allowed_types, writes=True) as store:
         episodes = fork_thread(store, thread, at, config, edit=Edit())
+        episodes = [replace(episode, unrecorded=unrecorded) for episode in episodes]
         (trajectory,) = run_forks(store, config, episodes, output, answer)
     return conclude(output, trajectory, where)

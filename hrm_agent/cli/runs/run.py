@@ -11,6 +11,8 @@ import json
 import secrets
 import time
 import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,21 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, changed_keys, read_config_file, read_config_text, to_toml
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import DEFAULT_POLICY
-from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
-from hrm_agent.runtime.execution.conversation import RECORDED, first_input, reopened
+from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, OnUpdate, policy_for
+from hrm_agent.runtime.execution.conversation import ANSWER_PATH, CONFIGURABLE, RECORDED, first_input
 from hrm_agent.runtime.execution.input_prompt import asked_by
 from hrm_agent.runtime.execution.lazy_policy import policy_of_record
 from hrm_agent.runtime.execution.loading import load_graph
-from hrm_agent.runtime.execution.run_context import run_context
+from hrm_agent.runtime.execution.run_context import (
+    GIVEN_CONTEXT,
+    RECURSION_LIMIT,
+    given_context,
+    refuse_unkept,
+    run_context,
+)
 from hrm_agent.runtime.selection.choice import is_choice
-from hrm_agent.runtime.selection.strategies import Mode, Outcome, solve
-from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings
+from hrm_agent.runtime.selection.strategies import Mode, OnCandidate, Outcome, solve
+from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings, holds_none
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.configs import FREE_ON_RESUME
@@ -43,15 +51,19 @@ from hrm_agent.unicode import find_surrogate
 
 __all__ = [
     "RunConfig",
+    "as_given",
     "conclude",
+    "context_given",
     "header",
     "keep_options",
     "kept_options",
     "known_config",
     "refuse_broken",
     "refuse_other_options",
+    "refuse_unkept_options",
     "run",
     "run_task",
+    "run_thread",
 ]
 
 
@@ -129,10 +141,38 @@ def kept_options(store: RunStore, thread: str) -> dict[str, Any] | None:
     return None if text is None else read_config_text(text, "run", f"what is kept of thread {thread!r}")
 
 
-def refuse_other_options(store: RunStore, thread: str, config: RunConfig) -> None:
-    """Raises `RunError` where a thread was begun with other options."""
-    kept = kept_options(store, thread)
-    if kept is not None and (changes := changed_keys(config, kept, f"of thread {thread!r}", FREE_ON_RESUME)):
+def as_given(task: TaskRef, config: RunConfig) -> TaskRef:
+    """The task of a thread with the `configurable` that `config` has for it."""
+    merged = {**_without_form(task, CONFIGURABLE), **config.configurable}
+    kept = {name: value for name, value in task.metadata.items() if name != CONFIGURABLE}
+    return task.model_copy(update={"metadata": kept | ({CONFIGURABLE: merged} if merged else {})})
+
+
+def context_given(task: TaskRef, config: RunConfig) -> dict[str, Any]:
+    """The run context that a thread goes on with under `config`."""
+    return {**_without_form(task, GIVEN_CONTEXT), **config.context}
+
+
+def _without_form(task: TaskRef, where: str) -> dict[str, Any]:
+    """What a program gave and TOML, in which options are kept, has no form for: values with null in them."""
+    given = task.metadata.get(where, {}) if task.family == RECORDED else {}
+    return {name: value for name, value in given.items() if holds_none(value)}
+
+
+def refuse_unkept_options(
+    task: TaskRef, thread: str, config: RunConfig, unrecorded: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Raises `RunError` where a program gave the run an option that is not on record, and nobody gives it now."""
+    if task.family == RECORDED:
+        more = unrecorded or {}
+        given = {name: {*getattr(config, name), *more.get(name, {})} for name in (CONFIGURABLE, GIVEN_CONTEXT)}
+        refuse_unkept(task, thread, given)
+
+
+def refuse_other_options(store: RunStore, thread: str, config: RunConfig, changed: Collection[str] = ()) -> None:
+    """Raises `RunError` where a thread was begun with other options than those that may be `changed`."""
+    kept, free = kept_options(store, thread), FREE_ON_RESUME | {*changed}
+    if kept is not None and (changes := changed_keys(config, kept, f"of thread {thread!r}", free)):
         raise RunError(
             f"Thread {thread!r} was started with another configuration ({changes}).",
             f"Resume it as it was by `hrm-agent resume {thread}`, or name another --thread.",
@@ -147,19 +187,46 @@ def run_task(
     output: Output,
     *,
     answer: Any = NO_ANSWER,
-    again: bool = False,
+    unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
+    changed: Collection[str] = (),
 ) -> int:
-    """Start or resume `thread`; `answer` is for the question that it waits with. `again`: also one that was stopped."""
-    graph = load_graph(config.graph, config.configurable)  # before the store: an unknown graph must not create one
+    """Start or resume `thread`, and say how it goes; the exit code. The options are those of `run_thread`."""
+    given: dict[str, Any] = {"answer": answer, "unrecorded": unrecorded, "changed": changed}
+    outcome = run_thread(config, asked, thread, where, Printer(output).update, _told(output), **given)
+    return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
+
+
+def run_thread(
+    config: RunConfig,
+    asked: TaskRef,
+    thread: str,
+    where: str,
+    on_update: OnUpdate | None = None,
+    on_candidate: OnCandidate | None = None,
+    *,
+    answer: Any = NO_ANSWER,
+    unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
+    changed: Collection[str] = (),
+) -> Outcome:
+    """Start or resume `thread`; `answer` is for the question that it waits with.
+
+    `unrecorded`: as for an episode. `changed`: keys of `config` that may be others than those that the thread was
+    started with.
+    """
+    more = unrecorded or {}
+    named = {**as_given(asked, config).metadata.get(CONFIGURABLE, {}), **more.get(CONFIGURABLE, {})}
+    graph = load_graph(config.graph, named)  # before the store: an unknown graph must not create one
     with open_store(where, allow=config.allowed_types) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
         own = {**asked.metadata, **config.task_options()}
-        task = known.task if known else asked.model_copy(update={"id": thread, "metadata": own})
+        task = as_given(known.task, config) if known else asked.model_copy(update={"id": thread, "metadata": own})
         _refuse_another_task(thread, task, asked.prompt)
         verify = verifier_of(task, store.folder)
-        episode = Episode(task, thread, graph=config.graph, seed=config.seed, context=config.context, verify=verify)
+        given: dict[str, Any] = {"context": context_given(task, config), "unrecorded": more}
+        episode = Episode(task, thread, graph=config.graph, seed=config.seed, verify=verify, **given)
         if known is not None:  # else nothing was run with the options that a mistake may have left there
-            refuse_other_options(store, thread, config)
+            refuse_other_options(store, thread, config, changed)
+            refuse_unkept_options(task, thread, config, more)
         else:
             refuse_missing_index(run_context(graph, config.context, config.graph), config.context)
             first_input(graph, task, thread)
@@ -169,32 +236,18 @@ def run_task(
         async def go() -> Outcome:
             async with EpisodeRunner.open(store, config.policy, config, backend=backend) as runner:
                 keep_options(store, thread, config)
-                if again:
-                    _take_up_again(store, thread)
+                runner = replace(runner, takes_up_stopped=True)
                 if config.mode != "single":
-                    return await _by_mode(config, runner, episode, output)
-                trajectory = await runner.run(episode, Printer(output).update, answer=answer)
+                    return await _by_mode(config, runner, episode, on_candidate)
+                trajectory = await runner.run(episode, on_update, answer=answer)
                 return Outcome(trajectory, (trajectory,), thread)
 
         with resumed_by(f"hrm-agent resume {thread} --store {where}"):
-            outcome = asyncio.run(go())
-    return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
+            return asyncio.run(go())
 
 
-def _take_up_again(store: RunStore, thread: str) -> None:
-    """A run that was stopped by hand is wanted after all."""
-    with store.lease(thread):
-        (now,) = store.journal.headers("thread_id = ?", (thread,))
-        if now.status is RunStatus.ABORTED:
-            store.journal.write_trajectory(reopened(now))
-
-
-async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, output: Output) -> Outcome:
+def _told(output: Output) -> OnCandidate:
     """Several runs side by side are not shown node by node, but each when it is over."""
-
-    def keep(candidate: Episode) -> None:
-        own = config.model_copy(update={"mode": "single", "seed": candidate.seed})
-        keep_options(runner.store, candidate.thread_id, own)
 
     def over(candidate: Trajectory) -> None:
         output.result({"event": "candidate", **header(candidate)})
@@ -202,8 +255,18 @@ async def _by_mode(config: RunConfig, runner: EpisodeRunner, episode: Episode, o
         output.say(f"{candidate.thread_id}  {candidate.status.value} ({reason})", style="bold")
         output.say(indented(candidate.error or candidate.answer or "no answer"))
 
+    return over
+
+
+async def _by_mode(
+    config: RunConfig, runner: EpisodeRunner, episode: Episode, on_candidate: OnCandidate | None
+) -> Outcome:
+    def keep(candidate: Episode) -> None:
+        own = config.model_copy(update={"mode": "single", "seed": candidate.seed})
+        keep_options(runner.store, candidate.thread_id, own)
+
     mode = Mode(config.mode, config.n, config.width)
-    return await solve(runner, episode, mode, keep=keep, on_candidate=over)
+    return await solve(runner, episode, mode, keep=keep, on_candidate=on_candidate)
 
 
 def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
@@ -221,7 +284,7 @@ def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, An
     own = kept_options(store, trajectory.thread_id)
     if own is not None:
         return own
-    said = {"graph": trajectory.graph, "policy": policy_of_record(trajectory)}
+    said = {"graph": trajectory.graph, "policy": policy_of_record(trajectory), **_options_of_record(store, trajectory)}
     if trajectory.task.family == RECORDED:
         return said
     of_run = store.folder / CONFIG_FILE
@@ -232,6 +295,18 @@ def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, An
         if not is_choice(trajectory.graph):  # a candidate is one run
             said["mode"] = "single"
     return said
+
+
+def _options_of_record(store: RunStore, trajectory: Trajectory) -> dict[str, Any]:
+    """Options of the graph as the record tells them, where none are kept with the thread."""
+    given = trajectory.task.metadata
+    found = {name: given[name] for name in (CONFIGURABLE, ANSWER_PATH) if name in given}
+    if trajectory.task.family == RECORDED and RECURSION_LIMIT in given:
+        found[RECURSION_LIMIT] = given[RECURSION_LIMIT]
+    found[GIVEN_CONTEXT] = given_context(store, trajectory.thread_id, trajectory.task)
+    for name in (CONFIGURABLE, GIVEN_CONTEXT):
+        found[name] = {key: value for key, value in found.get(name, {}).items() if not holds_none(value)}
+    return found
 
 
 def _refuse_another_task(thread: str, known: TaskRef, text: str) -> None:
@@ -262,7 +337,8 @@ def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcom
     output.say(f"\nthread {trajectory.thread_id}, {cost}. Next:")
     for waiting in (run for run in runs if run.stop_reason is StopReason.INTERRUPT):
         output.say(f"  hrm-agent resume {waiting.thread_id} --answer VALUE --store {where}")
-    if trajectory.status is RunStatus.RUNNING:
+    unfinished = trajectory.status in (RunStatus.RUNNING, RunStatus.FAILED)
+    if unfinished or trajectory.stop_reason is StopReason.RECURSION_LIMIT:
         output.say(f"  hrm-agent resume {trajectory.thread_id} --store {where}")
     output.say(f"  hrm-agent show {trajectory.id} --store {where}")
     output.say(f"  hrm-agent history {trajectory.thread_id} --store {where}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from hrm_agent.cli.common.serving_options import (
     until_signal,
     url_of,
 )
+from hrm_agent.cli.runs.run import RunConfig
+from hrm_agent.config import build_config, to_toml
 from hrm_agent.environment.remote.address import kept_token_file
 from hrm_agent.environment.remote.sockets import listen_tcp
 from hrm_agent.frozen_heap import frozen_heap
 from hrm_agent.models import DEFAULT_POLICY
-from hrm_agent.runtime.episode import EpisodeRunner, policy_for
+from hrm_agent.runtime.episode import Episode, EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, load_graph
-from hrm_agent.runtime.settings import GraphOptions, RunSettings
+from hrm_agent.runtime.settings import GraphOptions, RunSettings, holds_none
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.trajectory import Sampling
 
 __all__ = ["TOKEN_VARIABLE", "ServeConfig", "run"]
 
@@ -81,6 +85,20 @@ def _kept_token_file() -> Path:
     return kept_token_file().with_name("serve-token")
 
 
+def _keeping(config: ServeConfig, store: RunStore) -> Callable[[Episode, Sampling], None]:
+    """Saves the options of each run with its thread, so that `hrm-agent resume` goes on with what a server left."""
+    shared = config.model_dump(include=RunConfig.model_fields.keys() - {"context"})
+    options = build_config(RunConfig, shared, "of the server")
+
+    def keep(episode: Episode, sampling: Sampling) -> None:
+        context = {name: value for name, value in episode.context.items() if not holds_none(value)}
+        own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens")}
+        own |= {"graph": episode.graph, "seed": episode.seed, "context": context}
+        store.options.write_later(episode.thread_id, to_toml(options.model_copy(update=own), "run"))
+
+    return keep
+
+
 async def _until_stopped(
     arguments: Arguments, config: ServeConfig, store: RunStore, token: Token, listener: socket.socket
 ) -> None:
@@ -97,6 +115,7 @@ async def _until_stopped(
             concurrency=config.concurrency,
             context=config.context,
             configurable=config.configurable,
+            keep=_keeping(config, store),
         )
         async with serving(service, listener, drain_seconds=arguments.drain_seconds):
             output, url = Output(as_json=arguments.json), f"{url_of(arguments.host, listener)}/v1"

@@ -14,7 +14,7 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Command, Interrupt
 
 from hrm_agent.errors import RunError
-from hrm_agent.langgraph_format import INTERRUPT, namespace_parts
+from hrm_agent.langgraph_format import INTERRUPT, UPDATE_METADATA, namespace_parts
 from hrm_agent.runtime.execution.answer_path import text_at
 from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
 from hrm_agent.store import RunStore
@@ -45,12 +45,14 @@ class GraphRun:
     """LangGraph's config, which names the thread and the limit of steps."""
     context: Any
     """LangGraph's run context, of the class that the graph declares; None if it declares none."""
-    graph_input: Any
-    """The input of a thread without checkpoints, or the `Command` that resumes it."""
+    first: Callable[[], Any]
+    """Makes the input of a thread without checkpoints."""
     record: Trajectory | None
     """The record of a thread that is resumed."""
+    command: Command[Any] | None = None
+    """What resumes a pending interrupt."""
     answers: bool = False
-    """True where `graph_input` resumes a pending interrupt or breakpoint."""
+    """True where a pending interrupt is resumed with `command`, or a breakpoint passed."""
     memories: BaseStore | None = None
     """The LangGraph store of the run."""
     answer_path: str = ""
@@ -64,7 +66,21 @@ class GraphRun:
             stands = f"it is {record.status.value}" if record else "it was never run"
             raise RunError(f"The thread is not waiting for an answer: {stands}.", "Leave the answer out.")
         waiting = (await self._in(store).aget_state(self.config)).interrupts
-        return replace(self, graph_input=_command(waiting, answer), answers=True)
+        return replace(self, command=_command(waiting, answer), answers=True)
+
+    async def is_stopped(self, store: RunStore) -> bool:
+        """True where the run on record has ended before its graph: it failed, was stopped, or met a limit on the way.
+
+        A run that waits for an answer is not stopped: it needs the answer.
+        """
+        record = self.record
+        if record is None or record.status in (RunStatus.COMPLETED, RunStatus.RUNNING):
+            return False
+        if record.status is not RunStatus.TRUNCATED:
+            return True
+        if record.stop_reason is StopReason.INTERRUPT:
+            return False
+        return bool((await self._in(store).aget_state(self.config)).tasks)
 
     async def ended_before(self, store: RunStore) -> TurnEnd:
         """How the newest turn on record ended; one still under way counts as aborted."""
@@ -88,7 +104,7 @@ class GraphRun:
         """The input for a thread that is resumed, or the state of one that has ended."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
-            graph_input, turns = self.graph_input, self.record.turns if self.record else ()
+            graph_input, turns = self.first(), self.record.turns if self.record else ()
             later: list[Any] = turn_input(turns, {})["messages"]
             return (graph_input | {"messages": [*graph_input["messages"], *later]} if later else graph_input), None
         if unread := await self._not_read(graph):
@@ -97,8 +113,12 @@ class GraphRun:
 
     async def run_to_end(self, store: RunStore, callbacks: StreamCallbacks) -> TurnEnd:
         """Run from the newest checkpoint; a thread that has ended is read back."""
-        graph, graph_input = self._in(store), self.graph_input
-        if self.record is not None and not self.answers:
+        graph = self._in(store)
+        if self.answers:
+            graph_input: Any = self.command
+        elif self.record is None:
+            graph_input = self.first()
+        else:
             graph_input, at_end = await self._where_it_stands(graph)
             if at_end is not None:
                 return self.outcome(at_end)
@@ -176,7 +196,7 @@ class StreamCallbacks(NamedTuple):
 
     def dispatch(self, mode: str, around: tuple[str, ...], data: Any) -> None:
         if mode == "updates" and self.on_update:
-            self.on_update(around, data)
+            self.on_update(around, {node: values for node, values in data.items() if node != UPDATE_METADATA})
         elif mode == "custom" and self.on_event and isinstance(data, dict):
             self.on_event(around, cast("dict[str, Any]", data))
         elif mode == "messages" and self.on_chunk and isinstance(data[0], AIMessageChunk):
@@ -185,6 +205,7 @@ class StreamCallbacks(NamedTuple):
 
 def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
     """The resuming command; None passes a breakpoint. An id is needed only if several interrupts are pending."""
+    waiting = list({question.id: question for question in waiting}.values())  # each graph around tells a nested one
     if not waiting:
         return None if answer is None else Command(resume=answer)
     by_id: Mapping[str, Any] = cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}

@@ -1,23 +1,63 @@
-"""The run context: the options that a graph is given beside its input, in the form that it declares."""
+"""The run context and the config: the options that a graph is given beside its input.
+
+A run goes on, is forked and is replayed with the options that it was given. They are kept with its task, apart from
+what must not be kept (secrets) and what cannot be (objects): of that the name is kept, and who resumes the run gives
+it again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import is_dataclass
-from typing import Any
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Any, cast, get_type_hints
 
-from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.runtime.execution.conversation import fields_of
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from hrm_agent.config import secret_in
+from hrm_agent.errors import ConfigError, RunError, nearest
+from hrm_agent.runtime.execution.conversation import CONFIGURABLE, RECORDED, fields_of
 from hrm_agent.runtime.execution.loading import Graph
+from hrm_agent.store import RunStore
+from hrm_agent.store.shown_values import shown_channels
+from hrm_agent.trajectory import TaskRef
 
-__all__ = ["CONTEXT", "run_context"]
+__all__ = [
+    "CONTEXT",
+    "GIVEN",
+    "GIVEN_CONTEXT",
+    "NOT_KEPT",
+    "RECURSION_LIMIT",
+    "given_context",
+    "given_options",
+    "refuse_unkept",
+    "run_context",
+]
 
 CONTEXT = "hrm_agent_context"
 """Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
+GIVEN_CONTEXT = "context"
+"""Key in a task's metadata: the run context that a program gave, as JSON."""
+RECURSION_LIMIT = "recursion_limit"
+"""Key there: the most steps that a program allowed."""
+NOT_KEPT = "not_kept"
+"""Key there: options that a program gave and that are not on record, as `configurable.NAME` or `context.NAME`, each
+with the reason."""
+GIVEN = (CONFIGURABLE, GIVEN_CONTEXT, RECURSION_LIMIT, NOT_KEPT)
+"""All of these keys of a task's metadata."""
+_LONGEST = 1 << 16
+"""Characters of JSON of an option that is kept."""
+_OF_LANGGRAPH = ("thread_id", "assistant_id", "graph_id", "run_id", "run_attempt")
+_PREFIXES_OF_LANGGRAPH = ("__", "checkpoint_", "langgraph_")
 
 
 def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
-    """The run context as the graph, known by `name`, declares it; an option that it does not know is an error."""
+    """The run context as the graph, known by `name`, declares it; an option that it does not know is an error.
+
+    None where it declares none, and where nothing is given to a class that cannot do with nothing.
+    """
     schema = graph.context_schema
     options = fields_of(schema) if schema is not None else ()
     for option in given:
@@ -28,7 +68,140 @@ def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
             )
     if schema is None:
         return None
+    values = {option: _as_declared(schema, option, value) for option, value in given.items()}
     try:
-        return schema(**given) if is_dataclass(schema) else dict(given)
+        return schema(**values) if is_dataclass(schema) or issubclass(schema, BaseModel) else values
     except (TypeError, ValueError, AttributeError) as error:  # a list where a mapping is wanted, say
-        raise ConfigError(f"An option of graph {name!r} has a value of the wrong kind: {error}.") from error
+        if not given:  # LangGraph makes no context then either
+            return None
+        raise ConfigError(f"An option of graph {name!r} has a value of the wrong kind: {_said(error)}.") from error
+
+
+def _said(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _as_declared(schema: type[Any], option: str, value: Any) -> Any:
+    """An object of the declared class, where JSON stands for one; else the value."""
+    reader = _readers(schema).get(option)
+    if reader is None:
+        return value
+    try:
+        made = reader.validate_python(value)
+    except ValidationError:
+        return value
+    return value if _is_json(made) else made
+
+
+@lru_cache
+def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
+    """By option. A pydantic model reads its own."""
+    readers = dict[str, TypeAdapter[Any]]()
+    if issubclass(schema, BaseModel):
+        return readers
+    try:
+        hints = get_type_hints(schema)
+    except NameError:  # of a class within a function
+        return readers
+    for option, declared in hints.items():
+        try:
+            readers[option] = TypeAdapter(declared)
+        except PydanticUserError:
+            continue
+    return readers
+
+
+def given_context(store: RunStore, thread: str, task: TaskRef | None) -> dict[str, Any]:
+    """The run context that a thread on record was given last; empty if none is on record."""
+    newest = shown_channels(store, thread, names=("",))
+    said = dict(newest.metadata).get(CONTEXT) if newest is not None else None
+    if said is not None:
+        return json.loads(str(said))
+    return dict(task.metadata.get(GIVEN_CONTEXT, {})) if task is not None and task.family == RECORDED else {}
+
+
+def given_options(
+    graph: Graph, configurable: Mapping[str, Any], context: Any, recursion_limit: int | None
+) -> dict[str, Any]:
+    """What a program gave beside the input, for the metadata of the run's task; empty if it gave nothing."""
+    not_kept = dict[str, str]()
+    own = {name: value for name, value in configurable.items() if not _is_langgraphs(name)}
+    kept: dict[str, Any] = {
+        CONFIGURABLE: dict(_kept(CONFIGURABLE, own, not_kept)),
+        GIVEN_CONTEXT: dict(_kept(GIVEN_CONTEXT, _fields(context), not_kept, graph)),
+        RECURSION_LIMIT: recursion_limit,
+        NOT_KEPT: not_kept,
+    }
+    return {name: value for name, value in kept.items() if value}
+
+
+def _is_langgraphs(name: str) -> bool:
+    return name in _OF_LANGGRAPH or name.startswith(_PREFIXES_OF_LANGGRAPH)
+
+
+def _fields(context: Any) -> Mapping[str, Any]:
+    if isinstance(context, Mapping):
+        return cast("Mapping[str, Any]", context)
+    if isinstance(context, BaseModel):
+        return {name: getattr(context, name) for name in type(context).model_fields}
+    if is_dataclass(context):
+        return {field.name: getattr(context, field.name) for field in fields(context) if field.init}
+    return {} if context is None else {type(context).__name__: context}
+
+
+def _kept(
+    where: str, given: Mapping[str, Any], not_kept: dict[str, str], graph: Graph | None = None
+) -> Iterator[tuple[str, Any]]:
+    """The options that can be given again as they were; of the others the names go to `not_kept`."""
+    for name, value in given.items():
+        form = value if _is_json(value) else _as_json(name, value, graph.context_schema if graph is not None else None)
+        if secret_in({name: form}) is not None:
+            not_kept[f"{where}.{name}"] = "it is named like a secret, or holds an address with a password"
+        elif value is not None and form is None:
+            not_kept[f"{where}.{name}"] = f"an object of type {type(value).__name__} cannot be stored"
+        elif len(json.dumps(form)) > _LONGEST:
+            not_kept[f"{where}.{name}"] = f"it is longer than {_LONGEST} characters"
+        else:
+            yield name, form
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives the value back as it is."""
+    if isinstance(value, list) and type(value) is list:
+        return all(map(_is_json, cast("list[Any]", value)))
+    if isinstance(value, dict) and type(value) is dict:
+        table = cast("dict[Any, Any]", value)
+        return all(type(name) is str and _is_json(item) for name, item in table.items())
+    return value is None or type(value) in (str, bool, int) or (type(value) is float and value - value == 0)
+
+
+def _as_json(name: str, value: Any, schema: type[Any] | None) -> Any:
+    """The JSON from which the class of the context makes the value again; None where it does not."""
+    if schema is None:
+        return None
+    try:
+        form = to_jsonable_python(value)
+        declared: Any = schema.model_fields[name].annotation if issubclass(schema, BaseModel) else None
+        made = (TypeAdapter(declared) if declared is not None else _readers(schema)[name]).validate_python(form)
+        return form if type(made) is type(value) and made == value else None
+    except (PydanticSerializationError, PydanticUserError, ValueError, TypeError, KeyError):
+        return None
+
+
+def refuse_unkept(task: TaskRef, thread: str, given: Mapping[str, Collection[str]]) -> None:
+    """Raises `RunError` where the run was given an option that is not on record, and that is not `given` now.
+
+    `given`: names, by `configurable` and `context`.
+    """
+    for place, reason in cast("Mapping[str, str]", task.metadata.get(NOT_KEPT, {})).items():
+        where, _, name = place.partition(".")
+        if name not in given.get(where, ()):
+            flag = "--config" if where == CONFIGURABLE else "--context"
+            raise RunError(
+                f"Thread {thread!r} was run with the option {name!r} in its {where}, which is not on record: {reason}.",
+                f"Give it again, so that no default is taken in its place: `hrm-agent resume {thread} {flag} "
+                f"{name}=VALUE`.",
+            )

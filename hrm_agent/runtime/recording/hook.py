@@ -19,12 +19,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ALLOW_VARIABLE", "VARIABLE", "install"]
+__all__ = ["ALLOW_VARIABLE", "DRAWS_VARIABLE", "VARIABLE", "install"]
 
 VARIABLE = "HRM_AGENT_STORE"
 """Environment variable: the store that every program which is started with it is recorded into."""
 ALLOW_VARIABLE = "HRM_AGENT_ALLOW"
 """Environment variable: names of types (`package.module:Type`) that states may hold, with commas between them."""
+DRAWS_VARIABLE = "HRM_AGENT_DRAWS"
+"""Environment variable: with 1, what nodes take from the clock, `uuid4` and `random` is recorded, too."""
 _MODULE = "langgraph.pregel.main"
 _STRICT = "LANGGRAPH_STRICT_MSGPACK"
 _WAYS_IN = ("stream", "astream")
@@ -109,6 +111,7 @@ def _open() -> None:
         from hrm_agent.runtime.recording.record import record_process
 
         try:
-            record_process(os.environ[VARIABLE], tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(","))))
+            allow = tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(",")))
+            record_process(os.environ[VARIABLE], allow, draws=os.environ.get(DRAWS_VARIABLE) == "1")
         except (HrmError, OSError) as error:
             sys.stderr.write(f"hrm-agent: nothing is recorded: {error}\n")

@@ -63,7 +63,7 @@ def _observed_async(entry: Any, current: Current) -> Any:
 def _steps(
     recorder: Recorder, entry: Any, graph: Any, given: Any, config: Any, options: dict[str, Any]
 ) -> Generator[Any]:
-    run = recorder.begin(graph, given, config, recorder.find_own(graph, config))
+    run = recorder.begin(graph, given, config, options.get("context"), recorder.find_own(graph, config))
     if run is None:
         yield from entry(graph, given, config, **options)
         return
@@ -89,7 +89,8 @@ def _steps(
 async def _steps_async(
     recorder: Recorder, entry: Any, graph: Any, given: Any, config: Any, options: dict[str, Any]
 ) -> AsyncGenerator[Any]:
-    run = recorder.begin(graph, given, config, await recorder.find_own_async(graph, config))
+    own = await recorder.find_own_async(graph, config)
+    run = recorder.begin(graph, given, config, options.get("context"), own)
     if run is None:
         async for step in entry(graph, given, config, **options):
             yield step

@@ -73,7 +73,7 @@ class Invocation:
 
     def _ended_at(self, snapshot: StateSnapshot | None) -> TurnEnd:
         values: Any = snapshot.values if snapshot is not None else {}
-        end = GraphRun(self.graph, self.config, None, None, self.record).outcome(as_state(values))
+        end = GraphRun(self.graph, self.config, None, lambda: None, self.record).outcome(as_state(values))
         if snapshot is not None and (snapshot.interrupts or snapshot.next):
             waits = {"status": RunStatus.TRUNCATED, "stop_reason": StopReason.INTERRUPT}
             return end.model_copy(update=waits)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
@@ -32,7 +31,6 @@ from hrm_agent.runtime.recording.recorder import Recorder
 
 __all__ = ["RecordingBlock", "current_recorder", "record", "record_process"]
 
-DRAWS_VARIABLE = "HRM_AGENT_DRAWS"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -65,13 +63,13 @@ def record(
     return RecordingBlock(where, {"key": key, "allow": allow})
 
 
-def record_process(where: str, allow: tuple[str, ...] = ()) -> None:
-    """Record all that is invoked until the process exits, in whichever thread or task. Raises `StoreError`.
+def record_process(where: str, allow: tuple[str, ...] = (), *, draws: bool = False) -> None:
+    """Record all that is invoked until the process exits, in whichever thread or task.
 
-    With `HRM_AGENT_DRAWS` set to 1 also what nodes draw.
+    The options are those of `record`. Raises `StoreError`.
     """
     global _of_process
-    block = record(where, allow=allow, draws=os.environ.get(DRAWS_VARIABLE) == "1").__enter__()
+    block = record(where, allow=allow, draws=draws).__enter__()
     _of_process = current_recorder()
     atexit.register(block.__exit__, None, None, None)
 

@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -37,6 +37,7 @@ from hrm_agent.runtime.execution.conversation import (
 )
 from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.input_prompt import Asked, asked_by, is_resumption
+from hrm_agent.runtime.execution.run_context import GIVEN, given_options
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.runtime.recording.invocation import Invocation
 from hrm_agent.runtime.recording.observation import Losses, MirroredSaver, ObservedThread
@@ -185,7 +186,12 @@ class Recorder:
             return next(held, None)
 
     def begin(
-        self, graph: Graph, given: Any, config: RunnableConfig | None, own: OwnThread | None = None
+        self,
+        graph: Graph,
+        given: Any,
+        config: RunnableConfig | None,
+        context: Any = None,
+        own: OwnThread | None = None,
     ) -> Invocation | None:
         """Record that `graph` is invoked; None for what is no root graph's run, or cannot be recorded."""
         try:
@@ -193,7 +199,7 @@ class Recorder:
             if TASK in merged.get("configurable", {}):
                 return None
             with may_block():
-                invocation = self._begin(graph, given, config, merged, own)
+                invocation = self._begin(graph, given, config, merged, context, own)
         except Exception as error:  # the program goes on, whatever the store says
             self.lose(error)
             return None
@@ -207,6 +213,7 @@ class Recorder:
         given: Any,
         config: RunnableConfig | None,
         merged: RunnableConfig,
+        context: Any,
         own: OwnThread | None,
     ) -> Invocation:
         named: dict[str, Any] = merged.get("configurable", {})
@@ -214,7 +221,9 @@ class Recorder:
         saver = named.get(SAVER, graph.checkpointer)
         losses = Losses(self.lose)
         with ExitStack() as stack:
-            record = self._record(graph, given, thread, saver, own, stack)
+            limit = merged.get("recursion_limit")
+            beside = given_options(graph, named, context, limit if type(limit) is int else None)  # not a default
+            record = _given(self._record(graph, given, thread, saver, own, stack), beside)
             in_config: RunnableConfig = config or {}
             kept = self._checkpointer(graph, record.thread_id, losses) if saver is None or own is not None else None
             if kept is not None:
@@ -336,6 +345,12 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def _given(record: Trajectory, beside: Mapping[str, Any]) -> Trajectory:
+    """With what the newest invocation was given beside its input, by which the thread goes on."""
+    kept = {name: value for name, value in record.task.metadata.items() if name not in GIVEN}
+    return record.model_copy(update={"task": record.task.model_copy(update={"metadata": {**kept, **beside}})})
 
 
 def _with_id(record: Trajectory, asked: Asked) -> Trajectory:

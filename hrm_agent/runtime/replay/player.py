@@ -36,9 +36,10 @@ from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.recorded_values import is_on_record
 from hrm_agent.models.substitute import read_structured_output
 from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
+from hrm_agent.runtime.execution.conversation import RECORDED
 from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.memories import RunMemory
-from hrm_agent.runtime.execution.run_context import CONTEXT, run_context
+from hrm_agent.runtime.execution.run_context import CONTEXT, GIVEN_CONTEXT, run_context
 from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
 from hrm_agent.runtime.replay.comparison import SegmentComparison
 from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
@@ -75,6 +76,7 @@ def replay(
     *,
     graph: Graph | str | None = None,
     context: Mapping[str, Any] | None = None,
+    configurable: Mapping[str, Any] | None = None,
     live_after: EpisodeRunner | None = None,
     thread: str | None = None,
     refuse_effects: bool = False,
@@ -82,14 +84,16 @@ def replay(
 ) -> Replay:
     """Play a stored run again.
 
-    `graph`: another graph, or its name; None: the recorded one, as it is now. `context`: its run context; None: the
-    recorded one. `live_after`: if the graph asks something that is not on record, continue from there with this runner
-    on a new thread of this store, named `thread`; without it nothing is written to the store. What nodes themselves do
-    outside of the record is done again, and listed in `Replay.effects`; with `refuse_effects` the replay ends where a
-    node is about to do it (`hrm_agent.runtime.replay.effects` says what is seen). `ignore`: paths whose differences do
-    not count (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without checkpoints.
+    `graph`: another graph, or its name; None: the recorded one, as it is now. `context`, `configurable`: options of the
+    graph, over those on record. `live_after`: if the graph asks something that is not on record, continue from there
+    with this runner on a new thread of this store, named `thread`; without it nothing is written to the store. What
+    nodes themselves do outside of the record is done again, and listed in `Replay.effects`; with `refuse_effects` the
+    replay ends where a node is about to do it (`hrm_agent.runtime.replay.effects` says what is seen). `ignore`: paths
+    whose differences do not count (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without
+    checkpoints.
     """
-    options: dict[str, Any] = {"graph": graph, "context": context, "live_after": live_after, "thread": thread}
+    options: dict[str, Any] = {"graph": graph, "live_after": live_after, "thread": thread}
+    options |= {"context": context, "configurable": configurable}
     return asyncio.run(replay_async(store, trajectory_id, **options, refuse_effects=refuse_effects, ignore=ignore))
 
 
@@ -99,21 +103,29 @@ async def replay_async(
     *,
     graph: Graph | str | None = None,
     context: Mapping[str, Any] | None = None,
+    configurable: Mapping[str, Any] | None = None,
     live_after: EpisodeRunner | None = None,
     thread: str | None = None,
     refuse_effects: bool = False,
     ignore: Sequence[IgnoredPath] = (),
 ) -> Replay:
     """`replay`, inside an event loop."""
-    trajectory = store.journal.trajectory(trajectory_id)
+    trajectory = _given(store.journal.trajectory(trajectory_id), configurable or {})
     name = graph if isinstance(graph, str) else trajectory.graph
     compiled = graph if isinstance(graph, Pregel) else load_graph(name, trajectory.task.metadata.get(CONFIGURABLE))
     effects = Effects(refuse_effects)
     player = ReplayRun(store, trajectory, compiled, context, effects, Ignored(ignore))
-    found = replace(await player.play(), graph=name, effects=tuple(effects.found))
+    found = replace(await player.play(), graph=name, effects=tuple(effects.found), drawn=player.drawn)
     if found.divergence is None or live_after is None:
         return found
     return replace(found, live=await player.continue_live(live_after, name, thread))
+
+
+def _given(trajectory: Trajectory, configurable: Mapping[str, Any]) -> Trajectory:
+    metadata = trajectory.task.metadata
+    task = {"metadata": {**metadata, CONFIGURABLE: {**metadata.get(CONFIGURABLE, {}), **configurable}}}
+    changes = {"task": trajectory.task.model_copy(update=task)} if configurable else {}
+    return trajectory.model_copy(update=changes)
 
 
 class _Silent(BaseChatModel):
@@ -146,11 +158,12 @@ class ReplayRun:
         self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph)
         self._line = lineage(self._saver, trajectory)
         self._states = RecordedStates(self._saver, self._line, self._places, graph)
-        self._given_context = context
+        self._given_context = context or {}
         self._resumed = self._recorded_resumes()
         self._draws = store.journal.draws_of(trajectory)
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
         self._not_compared = Counter[str]()
+        self.drawn = False
         self._cut = False  # True where the record ends at a request without an answer
         self._last_matching = self._line[0]
         """The newest recorded checkpoint that the replay reached with an equal state."""
@@ -209,6 +222,7 @@ class ReplayRun:
             self._last_matching.checkpoint["id"],
             name=thread,
             graph=graph,
+            task=self._trajectory.task,
             context=self._context(self._last_matching),
             policy=runner.policy,
         )
@@ -244,12 +258,12 @@ class ReplayRun:
 
     def _context(self, until: CheckpointTuple) -> Mapping[str, Any]:
         """The run context of the newest input that led to a checkpoint: each turn of a conversation has its own."""
-        if self._given_context is not None:
-            return self._given_context
         line = self._line[: self._number(until) + 1]
         inputs = [found for found in line if found.metadata.get("source") == "input"]
         said: Any = (inputs[-1] if inputs else line[0]).metadata.get(CONTEXT)
-        return json.loads(said) if said else {}
+        task = self._trajectory.task
+        of_program = task.metadata.get(GIVEN_CONTEXT, {}) if task.family == RECORDED else {}
+        return {**(json.loads(said) if said else of_program), **self._given_context}
 
     def _recorded_resumes(self) -> dict[TaskPath, list[Any]]:
         """What the questions of each task were answered with, in their order."""
@@ -279,6 +293,7 @@ class ReplayRun:
         match = RequestMatch(self._renaming, self._ignored, template_texts(self._store), learn)
         answers, draws = self._answers(steps, match), RecordedDraws(self._draws, steps, self._places)
         error, asked = await self._run(segment, scratch, answers, draws, paths)
+        self.drawn |= draws.missed
         if asked is not None and self._record_ends_at(segment, scratch, asked, answers):
             asked, error, self._cut = None, None, True
         return self._judge(segment, scratch, paths, answers, error, asked)

@@ -19,6 +19,8 @@ class RecordedDraws:
         """Of `records` those that were made in steps that began at the checkpoints `steps`."""
         self._left = [(paths.of(found.identity), found) for found in records if found.identity.step in steps]
         self._given: dict[tuple[str, int], TaskDraws | None] = {}
+        self.missed = False
+        """A task drew something, and nothing is on record of it."""
         self._lock = threading.Lock()
 
     def of(self, identity: GraphIdentity, place: TaskPath) -> TaskDraws | None:
@@ -37,4 +39,5 @@ class RecordedDraws:
                 if found.identity.attempt == attempt and way(path) == way(place):
                     del self._left[number]
                     return found
+        self.missed = True
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -25,7 +26,16 @@ from hrm_agent.runtime.replay.request_match import TemplateTexts
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, ToolCall
 
-__all__ = ["request_diff", "template_texts"]
+__all__ = ["looks_drawn", "request_diff", "template_texts"]
+
+_NAMES = "mon tues? wed(?:nes)? thu(?:rs)? fri sat(?:ur)? sun"
+_MONTHS = "jan(?:uary)? feb(?:ruary)? mar(?:ch)? apr(?:il)? may june? july? aug(?:ust)? sept?(?:ember)? oct(?:ober)?"
+_DRAWN = re.compile(
+    r"(?i)\b(?:[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}"  # a UUID
+    rf"|(?:{_NAMES.replace(' ', '|')})(?:day)?|(?:{_MONTHS.replace(' ', '|')}|nov(?:ember)?|dec(?:ember)?)|[ap]m)\b"
+    r"|\b(?=[0-9a-f]*\d)[0-9a-f]{6,}\b|\d+(?:\.\d+)?(?:e-?\d+)?",
+)
+"""What is another each time that it is drawn."""
 
 
 def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | ToolCall | None) -> list[str]:
@@ -45,6 +55,16 @@ def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | Tool
         return _diff(then.splitlines(), now.splitlines())
     except HrmError as error:
         return [f"(The recorded request is held as tokens of {nearest.model}, which cannot be read: {error})"]
+
+
+def looks_drawn(lines: Sequence[str]) -> bool:
+    """Whether a diff's first lines that differ do so only in numbers, names of days and months, or ids in hexadecimal.
+
+    So do prompts with the time in them, and all else that a node takes from the clock, `uuid` and `random`.
+    """
+    changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    old, new = ([line[1:] for line in changed if line.startswith(sign)] for sign in "-+")
+    return any(a != b and _DRAWN.sub("0", a) == _DRAWN.sub("0", b) for a, b in zip(old, new, strict=False))
 
 
 def template_texts(store: RunStore) -> TemplateTexts:

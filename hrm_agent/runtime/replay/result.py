@@ -81,6 +81,8 @@ class Replay:
     """How it ended, where that differs: what it raised, or what was expected of it."""
     effects: tuple[Effect, ...] = ()
     """What nodes did again outside of the record, as far as it was seen; what was refused, under `REFUSED`."""
+    drawn: bool = False
+    """A node took a time, an id or a random number of which the record has nothing."""
     live: Trajectory | None = None
     """The run that went on from here with a policy."""
 

@@ -121,7 +121,8 @@ class _Group:
 
     async def outcome(self) -> Outcome:
         known = self._begun()
-        if known.status is not RunStatus.RUNNING:
+        stopped = known.status in (RunStatus.FAILED, RunStatus.ABORTED)
+        if known.status is not RunStatus.RUNNING and not (stopped and self.runner.takes_up_stopped):
             return self._concluded(known, self._on_record())
         candidates = await (self._search() if self.mode.name == "search" else self._side_by_side())
         entries = [_as_candidate(self.store, candidate) for candidate in candidates]
@@ -158,7 +159,10 @@ class _Group:
         episodes = [self._candidate(index) for index in indices]
         for episode in episodes:
             self.keep(episode)
-        return await self.runner.run_all(episodes, gate=self.gate, on_done=self.on_candidate)
+        # A search has decided by how its runs ended: they stay so, for it takes the same path again.
+        again = self.runner.takes_up_stopped and self.mode.name != "search"
+        runner = replace(self.runner, takes_up_stopped=again)
+        return await runner.run_all(episodes, gate=self.gate, on_done=self.on_candidate)
 
     async def _side_by_side(self) -> list[Trajectory]:
         return await self._run(range(self.mode.n))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +27,7 @@ from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError
-from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
+from hrm_agent.trajectory import RunStatus, Sampling, StopReason, Trajectory
 
 __all__ = ["AnswerStream", "Chats"]
 
@@ -42,12 +42,14 @@ class Chats:
         concurrency: int,
         context: Mapping[str, Any] | None = None,
         configurable: Mapping[str, Any] | None = None,
+        keep: Callable[[Episode, Sampling], object] | None = None,
     ) -> None:
         """Loads the graphs: a request names one of them and never code. Raises GraphError.
 
         `context`: options of the graphs that a request is run with unless it names its own; of these limits lower ones.
         Raises ConfigError for one that no graph knows. `configurable`: what every graph, and its factory, is given as
         `config["configurable"]`; a request names none of it, since the names of models, keys and addresses stand there.
+        `keep`: called with each run before it is recorded, to save its options.
         """
         self._configurable = dict(configurable or {})
         self.graphs = {name: self._last_nodes(name) for name in graphs}
@@ -56,7 +58,7 @@ class Chats:
         for option in context or {}:
             if not any(option in options for options in self._context.values()):
                 raise ConfigError(f"None of the graphs has an option {option!r}.", f"Served: {', '.join(graphs)}.")
-        self._runner, self._concurrency = runner, concurrency
+        self._runner, self._concurrency, self._keep = runner, concurrency, keep
         self._threads: set[str] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -104,13 +106,15 @@ class Chats:
 
     async def run(self, asked: ChatRequest, episode: Episode, stream_out: AnswerStream, *, lasting: bool) -> Trajectory:
         """Run, resume or read back. `lasting`: the client may come again for the thread."""
-        runner = replace(self._runner, sampling=asked.sampled_by(self._runner.sampling))
+        runner = replace(self._runner, sampling=asked.sampled_by(self._runner.sampling), takes_up_stopped=True)
         known = runner.store.journal.find_trajectory(episode.trajectory_id)
         answer = NO_ANSWER
         if known is not None and (known.graph, known.task) != (episode.graph, episode.task):
             if known.graph != episode.graph or known.stop_reason is not StopReason.INTERRUPT:
                 raise RefusedError(409, "The thread is on record with another conversation.", code="thread_taken")
             episode, answer = replace(episode, task=known.task), asked.said
+        if known is None and self._keep is not None:
+            self._keep(episode, runner.sampling)
         try:
             on_chunk = stream_out.on_chunk if asked.stream else None
             return await runner.run(episode, stream_out.on_update, answer=answer, on_chunk=on_chunk)
@@ -157,7 +161,7 @@ class AnswerStream:
     def on_update(self, around: tuple[str, ...], data: dict[str, Any]) -> None:
         for node, values in data.items():
             if node == INTERRUPT:
-                asked = [question.value for question in values]
+                asked = [question.value for question in {question.id: question for question in values}.values()]
                 self.question = "\n\n".join(value if isinstance(value, str) else json_line(value) for value in asked)
             else:
                 self._nodes.append("/".join((*around, node)))

@@ -27,7 +27,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -41,7 +41,7 @@ from hrm_agent.runtime.serving.feedback import add_feedback
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError, read_request
 from hrm_agent.runtime.serving.runs import AnswerStream, Chats
 from hrm_agent.strict_json import to_json
-from hrm_agent.trajectory import RunStatus, Trajectory
+from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 
 try:
     from aiohttp import web
@@ -95,9 +95,10 @@ class ChatService:
         request_bytes: int = MAX_REQUEST_BYTES,
         context: Mapping[str, Any] | None = None,
         configurable: Mapping[str, Any] | None = None,
+        keep: Callable[[Episode, Sampling], object] | None = None,
     ) -> None:
-        """`hosts`: what a request's Host header may say; anything if empty. `context`, `configurable`: see `Chats`."""
-        self.chats = Chats(runner, graphs, concurrency, context, configurable)
+        """`hosts`: what a request's Host header may say; anything if empty. Of the rest see `Chats`."""
+        self.chats = Chats(runner, graphs, concurrency, context, configurable, keep)
         self._started, self._store = time.time(), runner.store
         self._checking: asyncio.Task[str] | None = None
         self._checked_until = 0.0

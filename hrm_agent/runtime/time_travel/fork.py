@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 from hrm_agent.errors import ConfigError, GraphError, RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.conversation import CONFIGURABLE
 from hrm_agent.runtime.execution.loading import Graph, load_graph
-from hrm_agent.runtime.execution.run_context import run_context
+from hrm_agent.runtime.execution.run_context import given_context, run_context
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Selector, Step, Subgraph
 from hrm_agent.runtime.time_travel.read_history import history, trajectory_id_of
 from hrm_agent.runtime.time_travel.state_edits import Edit, edited_channels, write_edit
@@ -86,7 +87,8 @@ def fork(
     `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its thread; else its
     threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next free number. `joins`: makes a single
     fork a member of an existing group, instead of a group of its own. `seed`: base of the siblings' seeds; None draws
-    them from the system. `graph`, `task`, `context`, `verify`, `policy`: as for an episode; `graph` is required if the
+    them from the system. `graph`, `task`, `context`, `verify`, `policy`: as for an episode, None: those of the record;
+    `graph` is required if the
     thread was made without a runner and is to be edited or run. `keep`: called with each episode before it is recorded,
     to save its options first. Raises `RunError` and `ConfigError`, before anything is written.
     """
@@ -98,10 +100,14 @@ def fork(
             f"as_node {wanted.as_node!r} is given without an edit.", "Name one, too: --set, --message or --tool."
         )
     graph_name = graph or _graph_of(store, thread)
-    compiled = _compiled(store, graph_name) if wanted else None
-    found = history(store, thread, graph=compiled or _loadable(graph), branches=False)
+    known = store.journal.find_trajectory(thread, requests=False)
+    asked = task or (known.task if known is not None else None)
+    configurable = asked.metadata.get(CONFIGURABLE, {}) if asked is not None else {}
+    compiled = _compiled(store, graph_name, configurable) if wanted else None
+    found = history(store, thread, graph=compiled or _loadable(graph, configurable), branches=False)
     moment = _of_the_graph(found, at)
     values = edited_channels(wanted, moment, compiled) if compiled is not None else {}
+    context = given_context(store, found.thread_id, known.task if known else None) if context is None else context
     group = name or _free_name(store, found.thread_id)
     origin = found.trajectory or _unrecorded(found, moment)
     episodes = [
@@ -113,13 +119,13 @@ def fork(
             group_id=joins.group_id if joins else group,
             sample_index=joins.sample_index if joins else index,
             seed=None if seed is None else derive_seed(seed, "sibling", thread_id),
-            context=context or {},
+            context=context,
             verify=verify,
         )
         for index, thread_id in enumerate([group] if count == 1 else [f"{group}/{i}" for i in range(count)])
     ]
     _refuse_known(store, episodes)
-    at_work = run_context(compiled, context or {}, graph_name) if compiled is not None else None
+    at_work = run_context(compiled, context, graph_name) if compiled is not None else None
     changes = {"policy": policy or origin.policy}
     changes |= {"policy_version": origin.policy_version if policy_version is None else policy_version}
     changes |= {"turns": _turns_until(found, moment)}
@@ -138,7 +144,9 @@ async def siblings(
     runner: EpisodeRunner, thread: str, at: Selector = "last", *, concurrency: int = 64, **options: Any
 ) -> list[Trajectory]:
     """Fork as `fork` does, and run the forks side by side; their trajectories, in order of `sample_index`."""
-    _compiled(runner.store, options.get("graph") or _graph_of(runner.store, thread))
+    known = options.get("task") or getattr(runner.store.journal.find_trajectory(thread, requests=False), "task", None)
+    configurable = known.metadata.get(CONFIGURABLE, {}) if known is not None else {}
+    _compiled(runner.store, options.get("graph") or _graph_of(runner.store, thread), configurable)
     version = getattr(runner.backend, "policy_version", 0)
     episodes = fork(runner.store, thread, at, policy=runner.policy, policy_version=version, **options)
     return await runner.run_all(episodes, concurrency=concurrency)
@@ -149,18 +157,18 @@ def _graph_of(store: RunStore, thread: str) -> str:
     return known.graph if known is not None else ""
 
 
-def _loadable(name: str | None) -> Graph | None:
+def _loadable(name: str | None, configurable: Mapping[str, Any]) -> Graph | None:
     """A graph that was named: it declares the types of the states. One whose code is gone is not needed to fork."""
     with suppress(GraphError):
-        return load_graph(name) if name else None
+        return load_graph(name, configurable) if name else None
     return None
 
 
-def _compiled(store: RunStore, name: str) -> Graph:
+def _compiled(store: RunStore, name: str, configurable: Mapping[str, Any]) -> Graph:
     """The graph, over the store's checkpoints: an edit goes through its channels and its edges."""
     if not name:
         raise RunError("The graph of this thread is not recorded.", "Name it, to edit or to run a fork of it.")
-    graph = load_graph(name)
+    graph = load_graph(name, configurable)
     return graph.copy(update={"checkpointer": store.checkpointer.allowing(graph)})
 
 

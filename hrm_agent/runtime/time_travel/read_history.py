@@ -183,7 +183,7 @@ class HistoryReader:
             created_at=found.checkpoint["ts"],
             ran=self._step(parent, found) if parent and source == "loop" else Step(),
             next=tuple(self._tasks(found).values()),
-            questions=() if over else tuple(self._questions(found)),
+            questions=() if over else tuple({asked.id: asked for asked in self._questions(found)}.values()),
             under_way=begun if begun.calls or begun.tool_calls or begun.inside else None,
             values=_shown(self._values(found)),
         )

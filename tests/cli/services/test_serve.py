@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -60,6 +63,42 @@ def test_it_finishes_what_runs_before_it_goes(process: subprocess.Popen[str], tm
     assert process.wait(120) == 0
     with open_store(tmp_path / "store.db") as store:
         assert [trajectory.status for trajectory in store.journal.trajectories()] == ["completed"]
+
+
+def test_what_a_killed_server_left_is_resumed_by_one_command(
+    process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert process.stdout is not None
+    said: dict[str, Any] = json.loads(process.stdout.readline())
+    with openai.OpenAI(base_url=said["url"], api_key=said["token"], max_retries=0) as client:
+        ask: Any = {"model": "tool_loop", "messages": [{"role": "user", "content": "6 * 7?"}], "stream": True}
+        events = client.chat.completions.create(**ask, temperature=0.5, extra_body={"context": {"max_turns": 3}})
+        while not held(below=process.pid):
+            time.sleep(0.01)
+        process.kill()
+        with suppress(openai.APIError, httpx.HTTPError):
+            list(events)
+    process.wait(120)
+    monkeypatch.chdir(tmp_path)
+    over = threading.Event()
+
+    def release() -> None:
+        while not over.is_set():
+            let_go(held(below=os.getpid()))
+            time.sleep(0.01)
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    try:
+        assert main(["resume", "--all", "--store", "store.db"]) == 0
+    finally:
+        over.set()
+        releasing.join()
+    assert r"completed (answer): <reason>done</reason><answer>\boxed{42}" in capsys.readouterr().out
+    with open_store("store.db") as store:
+        (trajectory,) = store.journal.trajectories()
+        options = str(store.options.read(trajectory.thread_id))
+        assert "temperature = 0.5" in options and "max_turns = 3" in options
 
 
 @pytest.mark.parametrize(
