@@ -86,7 +86,7 @@ def _refuse_modules_of_others(path: Path) -> None:
     imported = [name.name for each in statements if isinstance(each, ast.Import) for name in each.names]
     imported += [each.module for each in statements if isinstance(each, ast.ImportFrom) and each.module]
     for name in {name.partition(".")[0] for name in imported} - {path.stem}:
-        beside = [place for place in (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py")]
+        beside = (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py")
         file = getattr(sys.modules.get(name), "__file__", None)
         if file and any(place.is_file() for place in beside) and Path(file).resolve() not in beside:
             raise ImportError(
@@ -148,7 +148,10 @@ def types_by_name(names: Iterable[str]) -> list[str]:
             ) from error
         if not isinstance(found, type):
             raise ConfigError(f"--allow {name!r}: there is no type {attribute!r} in {module}.")
-        known += [name, *(f"{each}:{found.__qualname__}" for each in (found.__module__, natural_name(found.__module__)))]
+        known += [
+            name,
+            *(f"{each}:{found.__qualname__}" for each in (found.__module__, natural_name(found.__module__))),
+        ]
     return [*dict.fromkeys(known)]
 
 

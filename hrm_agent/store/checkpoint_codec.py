@@ -131,7 +131,8 @@ def _reference(channel: str, value: Any, writer: ValueWriter) -> Reference:
     try:
         return writer.reference(value, CHANNEL_BYTES)
     except RefusedValue as error:
-        raise error.within(channel)
+        error.within(channel)
+        raise
 
 
 def merged_writes(stored: bytes, given: list[list[Any]]) -> bytes:

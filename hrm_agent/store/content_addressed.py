@@ -48,7 +48,12 @@ _SCALARS = frozenset({str, int, float, bool, NoneType})
 _NUMBERS = _SCALARS - {str}
 _packed = partial(ormsgpack.packb, option=EXACT)
 _fields_of = attrgetter("__dict__", "__pydantic_extra__")
-_SOUND = {HumanMessage: "human", SystemMessage: "system", AIMessage: "ai", ToolMessage: "tool"}
+_SOUND: dict[type[BaseMessage], str] = {
+    HumanMessage: "human",
+    SystemMessage: "system",
+    AIMessage: "ai",
+    ToolMessage: "tool",
+}
 _TOO_DEEP = f"a value nested more than {_DEEPEST} levels deep, which could not be read back"
 
 
@@ -154,7 +159,8 @@ class ValueWriter:
             for item in items:
                 found.append(self.reference(item, level=level + 1))
         except RefusedValue as error:
-            raise error.within(f"[{len(found)}]")
+            error.within(f"[{len(found)}]")
+            raise
         return found
 
     def messages(self, items: Sequence[Any]) -> list[Reference] | None:

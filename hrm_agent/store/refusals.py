@@ -5,8 +5,6 @@ A module of its own, so that reading a store does not import LangGraph, which th
 
 from __future__ import annotations
 
-from typing import Self
-
 __all__ = ["RefusedValue", "UnknownType", "Unstorable"]
 
 
@@ -21,10 +19,9 @@ class RefusedValue(Exception):
         self.place = place
         """Way to it within what was to be stored: `visited[3].pairs`."""
 
-    def within(self, part: str) -> Self:
-        """The same error, told of what holds the value."""
+    def within(self, part: str) -> None:
+        """Lengthen the place by the part of what holds the value."""
         self.place = part + self.place
-        return self
 
     def __str__(self) -> str:
         place = self.place if len(self.place) <= _MOST_SHOWN else f"{self.place[:_MOST_SHOWN]}..."

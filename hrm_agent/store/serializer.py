@@ -5,9 +5,9 @@ cannot be made again. A state that silently becomes another is no better than an
 `RefusedValue`. Allowed are LangGraph's own list of plain and LangChain types, the types that a graph's state declares
 (`StoreSaver.allowing`), and those that `open_store(allow=...)` names.
 
-A value is written as msgpack has it where its types are msgpack's; as LangGraph has it where it comes back from that as
-it was; else in a form of its own (`hrm_agent.store.typed_values`). What would come back as another, in type or value, is
-refused when it is written: a thread that goes on from another state would be found when it is too late.
+A value is written as msgpack has it where its types are msgpack's; as LangGraph has it where it comes back from that
+as it was; else in a form of its own (`hrm_agent.store.typed_values`). What would come back as another, in type or
+value, is refused when it is written: a thread that goes on from another state would be found when it is too late.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
 from types import NoneType
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints, is_typeddict
 
 import ormsgpack
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -27,6 +30,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[r
 from langgraph.pregel import Pregel
 from langgraph.types import Send
 from pydantic import BaseModel
+from pydantic.v1 import BaseModel as BaseModelV1
 
 from hrm_agent.import_by_name import LOCAL_NAMES, local_modules, natural_name, stem_of
 from hrm_agent.langgraph_format import is_safe_method, is_safe_type, types_of_channels, types_of_schemas
@@ -45,6 +49,7 @@ from hrm_agent.store.typed_values import (
 
 __all__ = ["StrictSerializer", "allowed_types", "declared_types"]
 
+_raised = threading.local()
 _KINDS = frozenset({"null", "bytes", "bytearray", "msgpack"})
 _WITHOUT_PARTS = frozenset({str, int, float, bool})
 _ANY_KEYS = EXACT | ormsgpack.OPT_NON_STR_KEYS
@@ -128,34 +133,39 @@ class StrictSerializer(JsonPlusSerializer):
 
     def _made(self, data: bytes) -> Any:
         try:
-            return ormsgpack.unpackb(data, ext_hook=self._object, option=ormsgpack.OPT_NON_STR_KEYS)
-        except RefusedValue:
-            raise
+            return ormsgpack.unpackb(data, ext_hook=self._noted, option=ormsgpack.OPT_NON_STR_KEYS)
         except Exception as error:
+            if (raised := _raised.__dict__.pop("error", None)) is not None:
+                raise raised from raised.__cause__
             raise RefusedValue(f"a value that is not valid msgpack: {error}") from error
+
+    def _noted(self, code: int, data: bytes) -> Any:
+        """The object of an extension. What is raised here is not told by `ormsgpack`."""
+        try:
+            return self._object(code, data)
+        except RefusedValue as error:
+            _raised.error = error
+            raise
 
     def _object(self, code: int, data: bytes) -> Any:
         made = self._made(data)
         if code == _SNAPSHOT:
             return _DeltaSnapshot(made)
+        module = name = "?"
         try:
             if code == _ARRAY:
                 dtype, shape, order, held = made
                 return made_array(dtype, shape, held, order)
             module, name, given, *how = made
-        except (ValueError, TypeError) as error:
-            raise RefusedValue(f"a value that is not valid msgpack: {error}") from error
-        if code == _METHOD and not is_safe_method(module, name, *how):
-            raise UnknownType(f"a value of the type {module}.{name}, which is not allowed")
-        cls = self._named(module, name)
-        try:
+            if code == _METHOD and not is_safe_method(module, name, *how):
+                raise UnknownType(f"a value of the type {module}.{name}, which is not allowed")
+            cls = self._named(module, name)
             return made_again(cls, given, *how) if code == TYPED else _STOCK_MAKERS[code](cls, given, *how)
         except RefusedValue:
             raise
         except Exception as error:  # whatever a foreign class raises
-            raise RefusedValue(
-                f"a value of the type {module}.{name}, which cannot be made again: {type(error).__name__}: {error}"
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise RefusedValue(f"a value of the type {module}.{name}, which cannot be made again: {reason}") from error
 
     def _refuse(self, obj: Any) -> None:
         """Say why a value of a type of which no other form is known does not come back from LangGraph's."""
@@ -165,13 +175,20 @@ class StrictSerializer(JsonPlusSerializer):
 
     def _may_read(self, module: str, name: str) -> None:
         """Raises `RefusedValue`."""
-        self._named(module, name)
+        try:
+            self._named(module, name)
+        except (ImportError, AttributeError) as error:
+            raise Unstorable(f"a value of the type {module}.{name}, which is not found under this name") from error
 
     def _named(self, module: str, name: str) -> Any:
         """The type that a store names, of a module that is called otherwise here, perhaps."""
         if is_safe_type(module, name) or (module, name) in OWN_TYPES:
             return _safe_type(module, name)
-        if module == "builtins" and isinstance(found := _attribute(module, name), type) and issubclass(found, Exception):
+        if (
+            module == "builtins"
+            and isinstance(found := _attribute(module, name), type)
+            and issubclass(found, Exception)
+        ):
             return found
         if module == "numpy" and name.isidentifier():
             return _numpy_type(name)
@@ -183,12 +200,7 @@ class StrictSerializer(JsonPlusSerializer):
                 f"a value of the type {module}.{name}, which {' and '.join(sorted(places))} have both: "
                 "two files of one name are loaded in this process"
             )
-        try:
-            return _attribute(places[0], name)
-        except Exception as error:  # whatever the user's module raises
-            raise RefusedValue(
-                f"a value of the type {module}.{name}, which cannot be made again: {type(error).__name__}: {error}"
-            ) from error
+        return _attribute(places[0], name)
 
     def _places(self, module: str, name: str) -> Sequence[str]:
         """Modules of this process that may be meant by a stored one, and whose type of this name is allowed."""
@@ -246,10 +258,10 @@ def _attribute(module: str, name: str) -> Any:
 
 
 def _numpy_type(name: str) -> Any:
-    import numpy
+    import numpy as np
 
-    found = getattr(numpy, name, None)
-    if isinstance(found, type) and issubclass(found, (numpy.generic, numpy.ndarray)):
+    found = getattr(np, name, None)
+    if isinstance(found, type) and issubclass(found, (np.generic, np.ndarray)):
         return found
     raise UnknownType(f"a value of the type numpy.{name}, which is not allowed")
 
@@ -274,7 +286,7 @@ def _of_keywords(cls: Any, given: dict[str, Any]) -> Any:
         names = [each.name for each in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
         if names != [*given]:
             raise
-    made = object.__new__(cls)  # some of its fields are none of its arguments
+    made: Any = object.__new__(cast("Any", cls))  # some of its fields are none of its arguments
     for name, value in given.items():
         object.__setattr__(made, name, value)
     return made
@@ -327,11 +339,41 @@ def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
     """(module, name) of the types in the state of a graph and of its subgraphs, and of what nodes send each other."""
     subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
-    found = (types_of_channels(each.channels) | _types_sent(each) for each in (graph, *subgraphs))
-    return frozenset().union(*found)
+    found = set[tuple[str, ...]]()
+    seen = dict[int, Any]()
+    for each in (graph, *subgraphs):
+        sent = _schemas_sent(each)
+        found |= types_of_channels(each.channels) | types_of_schemas(sent)
+        for channel in each.channels.values():
+            _collect_classes(getattr(channel, "ValueType", None), found, seen)
+            _collect_classes(getattr(channel, "UpdateType", None), found, seen)
+        for schema in sent:
+            _collect_classes(schema, found, seen)
+    return frozenset(found)
 
 
-def _types_sent(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
-    """Of the inputs that nodes declare for themselves: `Send` gives them such a one."""
+def _schemas_sent(graph: Pregel[Any, Any, Any, Any]) -> list[Any]:
+    """The inputs that nodes declare for themselves: `Send` gives them such a one."""
     nodes: dict[str, Any] = getattr(getattr(graph, "builder", None), "nodes", {})
-    return frozenset(types_of_schemas(getattr(node, "input_schema", None) for node in nodes.values()))
+    return [schema for node in nodes.values() if (schema := getattr(node, "input_schema", None)) is not None]
+
+
+def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any]) -> None:
+    """Classes that LangGraph does not look for: named tuples, those within a class or under a general type, errors."""
+    if id(hint) in seen:
+        return
+    seen[id(hint)] = hint
+    for part in (getattr(hint, "__supertype__", None), *get_args(hint)):
+        _collect_classes(part, found, seen)
+    if not isinstance(hint, type) or hint.__module__ in ("builtins", "typing"):
+        return
+    if is_typeddict(hint):
+        held = True
+    else:
+        held = dataclasses.is_dataclass(hint) or issubclass(hint, (BaseModel, BaseModelV1, tuple))
+        if held or issubclass(hint, (Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset)):
+            found.add((hint.__module__, hint.__qualname__))
+    if held:
+        with suppress(Exception):  # names that are not there when the program runs
+            for part in get_type_hints(hint, include_extras=True).values():
+                _collect_classes(part, found, seen)

@@ -16,9 +16,9 @@ import ormsgpack
 __all__ = [
     "DETAILS",
     "MESSAGE_FIELDS",
+    "TYPED",
     "NeedsItsType",
     "Packed",
-    "TYPED",
     "PlainMessages",
     "StoredMessage",
     "is_json",

@@ -56,7 +56,7 @@ OWN_TYPES: dict[tuple[str, str], type] = {
     )
 }
 """Types that are read without being allowed, beside those that LangGraph takes for safe."""
-_BASES = (str, bool, int, float, bytes, tuple, list, dict, set, frozenset)
+_BASES: tuple[Any, ...] = (str, bool, int, float, bytes, tuple, list, dict, set, frozenset)
 _FACTORIES = (list, dict, set, tuple, str, int, float, bool, Counter, OrderedDict, deque, frozenset, bytes)
 _MOST_BITS = 64
 _DEEPEST = 128
@@ -204,7 +204,8 @@ class TypedEncoder:
         try:
             return self._form(value)
         except RefusedValue as error:
-            raise error.within(part)
+            error.within(part)
+            raise
 
     def _items(self, items: Iterable[Any]) -> list[Any]:
         return [self._within(f"[{number}]", item) for number, item in enumerate(items)]
@@ -310,40 +311,50 @@ def difference(given: Any, found: Any) -> str | None:
     type_ = type(given)
     if type_ is not type(found):
         return ""
-    if given is found:
+    if given is found or (type_ in _SCALARS and type_ is not float and given == found):
         return None
-    if type_ in _SCALARS:
-        return None if given == found and (type_ is not float or given != 0) or _same_float(given, found) else ""
-    if isinstance(given, (list, tuple, deque)):
-        place = _of_items(cast("Any", given), cast("Any", found))
-    elif isinstance(given, dict):
-        place = _of_pairs(cast("Any", given), cast("Any", found))
-    elif isinstance(given, (set, frozenset)):
-        place = _of_members(cast("Any", given), cast("Any", found))
-    elif isinstance(given, Enum):
-        return None if given is found or given == found else ""
-    elif isinstance(given, BaseException):
-        place = difference(given.args, found.args)
-    elif isinstance(given, (BaseModel, BaseModelV1)):
-        return _of_models(given, found)
-    elif type_.__module__ == "numpy":
+    if type_.__module__ == "numpy":
         same = given.dtype == found.dtype and given.shape == found.shape and given.tobytes() == found.tobytes()
         return None if same and not given.dtype.hasobject else ""
-    elif dataclasses.is_dataclass(type_) or type_ in (Send, Item):
+    if isinstance(given, (BaseModel, BaseModelV1)):
+        return _of_models(given, found)
+    compare = next((compare for types, compare in _COMPARED if isinstance(given, types)), None)
+    if compare is not None:
+        place = compare(given, found)
+    elif dataclasses.is_dataclass(type_):
         place = None
-    elif isinstance(given, (str, int, float, bytes)):
-        base = next(each for each in type_.__mro__ if each in _BASES)
-        place = difference(base(given), base(found))
-    elif isinstance(given, (dt.datetime, dt.time)):
-        zones = (given.tzinfo, cast("dt.datetime", found).tzinfo)
-        return None if _clock(given)[:-1] == _clock(found)[:-1] and given.fold == found.fold and not _differ(*zones) else ""
-    elif isinstance(given, complex):
-        return difference((given.real, given.imag), (cast(complex, found).real, cast(complex, found).imag))
-    elif isinstance(given, Decimal):  # of NaN, too, which is not equal to itself
-        return "" if repr(given) != repr(found) else None
     else:
         return "" if _differ(given, found) else None
     return place if place is not None else _of_attributes(_made_of(given), _made_of(found))
+
+
+def _of_enums(given: Any, found: Any) -> str | None:
+    return None if given == found else ""
+
+
+def _of_numbers_and_texts(given: Any, found: Any) -> str | None:
+    """Of subclasses, too."""
+    base = next(each for each in type(given).__mro__ if each in _BASES)
+    one, other = base(given), base(found)
+    return None if repr(one) == repr(other) else ""
+
+
+def _of_complex(given: Any, found: Any) -> str | None:
+    return difference((given.real, given.imag), (found.real, found.imag))
+
+
+def _of_decimals(given: Any, found: Any) -> str | None:
+    return None if repr(given) == repr(found) else ""  # NaN is not equal to itself
+
+
+def _of_times(given: Any, found: Any) -> str | None:
+    *one, zone = _clock(given)
+    *other, other_zone = _clock(found)
+    return None if one == other and given.fold == found.fold and not _differ(zone, other_zone) else ""
+
+
+def _of_errors(given: Any, found: Any) -> str | None:
+    return difference(given.args, found.args)
 
 
 def _differ(given: Any, found: Any) -> bool:
@@ -352,12 +363,6 @@ def _differ(given: Any, found: Any) -> bool:
         return type(given) is not type(found) or repr(given) != repr(found) or not bool(given == found)
     except Exception:  # whatever a foreign type does there
         return True
-
-
-def _same_float(given: Any, found: Any) -> bool:
-    if type(given) is not float:
-        return False
-    return repr(given) == repr(found) if not math.isnan(given) else math.isnan(found)
 
 
 def _of_items(given: Any, found: Any) -> str | None:
@@ -415,6 +420,22 @@ def _of_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
         if (place := difference(one, found[name])) is not None:
             return f".{name}{place}"
     return None
+
+
+_COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
+    (Enum, _of_enums),
+    ((str, int, float, bytes), _of_numbers_and_texts),
+    ((list, tuple, deque), _of_items),
+    (dict, _of_pairs),
+    ((set, frozenset), _of_members),
+    (complex, _of_complex),
+    (Decimal, _of_decimals),
+    ((dt.datetime, dt.time), _of_times),
+    (BaseException, _of_errors),
+    (Send, lambda given, found: None),
+    (Item, lambda given, found: None),
+)
+"""How values are compared, besides by their attributes; the first that fits."""
 
 
 def made_again(cls: Any, given: Any, how: str, *more: Any) -> Any:

@@ -14,6 +14,7 @@ from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, nearest
+from hrm_agent.import_by_name import types_by_name
 from hrm_agent.store import RunStore
 from hrm_agent.store.copying import copy_store
 from hrm_agent.store.leases import forget_unused_leases
@@ -21,6 +22,7 @@ from hrm_agent.store.maintenance import delete_runs, prune, prune_steps, stats, 
 from hrm_agent.store.migrate import check_source, migrate
 from hrm_agent.store.new_store import new_store
 from hrm_agent.store.serializer import allowed_types, declared_types
+from hrm_agent.store.verification import ValueCount
 from hrm_agent.trajectory import RunStatus
 
 __all__ = ["ACTIONS", "run"]
@@ -79,17 +81,20 @@ def _verify(words: list[str]) -> int:
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
+    count = ValueCount()
     try:
         with existing_store(arguments.store) as store:
-            types = {*allowed_types(arguments.allow), *_types_of_graphs(store)}
-            found = list(islice(verify(store, types), _SHOWN_FINDINGS))
+            types = {*allowed_types(types_by_name(arguments.allow)), *_types_of_graphs(store)}
+            found = list(islice(verify(store, types, count), _SHOWN_FINDINGS))
     except StoreDamagedError as error:  # so much that it cannot even be opened
         found = [error.message]
-    output.result({"sound": not found, "findings": found})
+    made, refused = len(count.made), len(count.refused)
+    output.result({"sound": not found, "findings": found, "values": {"read": made, "refused": refused}})
     for finding in found:
         output.say(finding)
     more = " or more" if len(found) == _SHOWN_FINDINGS else ""
     output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
+    output.say(f"{made} different values were read, {refused} could not be")
     return 1 if found else 0
 
 
@@ -217,8 +222,9 @@ def _migrate(words: list[str]) -> int:
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     check_source(arguments.source)
-    with new_store(arguments.target, allow=arguments.allow) as target:
-        taken = migrate(arguments.source, target, arguments.allow)
+    allow = types_by_name(arguments.allow)
+    with new_store(arguments.target, allow=allow) as target:
+        taken = migrate(arguments.source, target, allow)
     output.result(asdict(taken))
     output.say(f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories} trajectories migrated")
     return 0
