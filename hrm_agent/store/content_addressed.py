@@ -47,7 +47,7 @@ stands deeper in Python's stack than the writer did."""
 _SCALARS = frozenset({str, int, float, bool, NoneType})
 _NUMBERS = _SCALARS - {str}
 _packed = partial(ormsgpack.packb, option=EXACT)
-_fields_of = attrgetter("__dict__", "__pydantic_extra__")
+_fields_of, _more_of = attrgetter("__dict__"), attrgetter("__pydantic_extra__")
 _SOUND: dict[type[BaseMessage], str] = {
     HumanMessage: "human",
     SystemMessage: "system",
@@ -145,7 +145,10 @@ class ValueWriter:
                 return self._list(self.messages(items) or self._each(items, level))
             if not _NUMBERS.issuperset(map(type, items)):
                 return self._list(self._each(items, level))
-        kind, data = self._dump(value)
+            name, data = self._serializer.dumps_numbers(items)
+            kind = KINDS[name]
+        else:
+            kind, data = self._dump(value)
         if type(value) is dict and len(data) > _SPLIT_DICT_BYTES:
             entries = cast("dict[Any, Any]", value)
             if all(type(name) is str for name in entries):
@@ -181,8 +184,10 @@ class ValueWriter:
         if not all(isinstance(item, BaseMessage) for item in items[size:]):
             return None
         try:
-            fields = list(map(_packed, map(list, map(_fields_of, items))))
+            fields = list(map(_packed, map(_fields_of, items)))
         except TypeError:
+            return None
+        if any(map(_more_of, items)):
             return None
         if fields[:size] != seen.fields:  # one was changed in place
             seen, size = _NOTHING, 0
@@ -263,9 +268,9 @@ def _forget_half(remembered: dict[int, Any]) -> None:
 
 
 def _packed_fields(message: BaseMessage) -> bytes | None:
-    """All that is serialised of a message; None where it holds more than plain values."""
+    """All that is serialised of a message; None where it holds more than plain values and its class's fields."""
     try:
-        return _packed(list(_fields_of(message)))
+        return None if _more_of(message) else _packed(_fields_of(message))
     except TypeError:
         return None
 
@@ -275,7 +280,6 @@ def _is_kept(message: BaseMessage, fields: bytes) -> bool:
     held: Mapping[str, Any] = message.__dict__
     return (
         _SOUND.get(type(message)) == held.get("type")
-        and not message.__pydantic_extra__
         and (not has_bytes(fields) or is_plain(held))
         and is_sound(held)
     )

@@ -79,6 +79,13 @@ class StrictSerializer(JsonPlusSerializer):
         except RecursionError as error:
             raise Unstorable(f"a value ({type_.__name__}) nested too deeply to be stored") from error
 
+    def dumps_numbers(self, obj: list[Any]) -> tuple[str, bytes]:
+        """The same for a list of numbers, booleans and None."""
+        try:
+            return "msgpack", ormsgpack.packb(obj, option=EXACT)
+        except ormsgpack.MsgpackEncodeError:  # one that is too large
+            return self.dumps_typed(obj)
+
     def _exactly(self, obj: Any) -> bytes:
         if is_plain(obj):  # with keys that are no texts
             try:
@@ -128,8 +135,15 @@ class StrictSerializer(JsonPlusSerializer):
         return self._made(content) if kind == "msgpack" else super().loads_typed(data)
 
     def as_stock_reads(self, obj: Any) -> Any:
-        """A value as it came back from earlier versions of the store, which kept LangGraph's form of it."""
-        return JsonPlusSerializer.loads_typed(self, JsonPlusSerializer.dumps_typed(self, obj))
+        """A value as it came back from earlier versions of the store, which kept LangGraph's form of it.
+
+        The value itself where that has none, or gives it back as it is.
+        """
+        try:
+            found = JsonPlusSerializer.loads_typed(self, JsonPlusSerializer.dumps_typed(self, obj))
+        except (TypeError, ValueError):
+            return obj
+        return obj if difference(obj, found) is None else found
 
     def _made(self, data: bytes) -> Any:
         try:

@@ -46,8 +46,6 @@ EXACT = (
 )
 """Refuses whatever is not of a plain type itself, and keys that are no texts. Of bytes it cannot tell the type."""
 _SCALARS = frozenset({str, int, float, bool, NoneType, bytes})
-_BYTES = (b"\xc4", b"\xc5", b"\xc6")
-"""How bytes begin in msgpack."""
 OWN_TYPES: dict[tuple[str, str], type] = {
     (each.__module__, each.__name__): each
     for each in (
@@ -64,8 +62,8 @@ _DEEPEST = 128
 
 
 def has_bytes(data: bytes) -> bool:
-    """True if packed data may hold bytes: of those alone msgpack keeps no type."""
-    return any(mark in data for mark in _BYTES)
+    """True if packed data may hold bytes, which begin so: of those alone msgpack keeps no type."""
+    return b"\xc4" in data or b"\xc5" in data or b"\xc6" in data
 
 
 def is_plain(value: Any) -> bool:

@@ -18,6 +18,7 @@ from hrm_agent.langgraph_format import is_internal
 from hrm_agent.models.call_recording import plain
 from hrm_agent.runtime.replay.ignored_paths import Ignored
 from hrm_agent.runtime.time_travel.thread_diff import Change
+from hrm_agent.store.serializer import StrictSerializer
 
 __all__ = ["Change", "Equal", "same_next_tasks", "state_changes"]
 
@@ -72,7 +73,11 @@ def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
 
 def _equal(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> bool:
     (old_kind, old_bytes), (new_kind, new_bytes) = serializer.dumps_typed(old), serializer.dumps_typed(new)
-    return old_kind == new_kind and equal(old_bytes, new_bytes)
+    if old_kind == new_kind and equal(old_bytes, new_bytes):
+        return True
+    # Earlier versions kept a tuple as a list, and a Counter as a dict.
+    before = serializer.as_stock_reads(new) if isinstance(serializer, StrictSerializer) else new
+    return before is not new and equal(old_bytes, serializer.dumps_typed(before)[1])
 
 
 def _diff(old: Any, new: Any) -> tuple[str, ...]:
