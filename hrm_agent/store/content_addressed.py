@@ -279,7 +279,5 @@ def _is_kept(message: BaseMessage, fields: bytes) -> bool:
     """Whether LangGraph's form of a message of plain values gives it back as it is, as far as that is seen at once."""
     held: Mapping[str, Any] = message.__dict__
     return (
-        _SOUND.get(type(message)) == held.get("type")
-        and (not has_bytes(fields) or is_plain(held))
-        and is_sound(held)
+        _SOUND.get(type(message)) == held.get("type") and (not has_bytes(fields) or is_plain(held)) and is_sound(held)
     )

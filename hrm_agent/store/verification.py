@@ -21,6 +21,7 @@ from hrm_agent.errors import HrmError, StoreDamagedError, StoreError
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
 from hrm_agent.store.cursors import Cursor
 from hrm_agent.store.hashing import MSGPACK, hash_of
+from hrm_agent.store.manifests import read_manifest
 from hrm_agent.store.refusals import RefusedValue, UnknownType
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.scan import UNREADABLE, rows_of, stored_references
@@ -277,9 +278,21 @@ class _Thread:
         except StoreError as error:
             if len(rows) == 1:
                 closed.append((rows[0].id, error))
+                self._count_each(cursor, rows[0])
                 return []
         middle = len(rows) // 2  # one that is damaged among many is found in few steps
         return self._open(cursor, rows[:middle], closed) + self._open(cursor, rows[middle:], closed)
+
+    def _count_each(self, cursor: Cursor, row: CheckpointRow) -> None:
+        """Read the other values of a checkpoint of which one cannot be read."""
+        reader = self._store.blobs.reader(cursor, self._loader, shared=True)
+        with suppress(*UNREADABLE):
+            _, channels = read_manifest(self._store.cipher.open(row.manifest, *row[1:4]))
+            for _, reference in channels.values():
+                if reference is not None:
+                    with suppress(*UNREADABLE):
+                        reader.load([reference])
+                        reader.value(reference)
 
     def _snapshot(self, cursor: Cursor) -> StoreSnapshot:
         reader = self._store.blobs.reader(cursor, self._loader, shared=True)
