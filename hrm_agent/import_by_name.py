@@ -1,21 +1,43 @@
-"""A user's module by its name, or by its file: what `package.module:attribute` and `./file.py:attribute` begin with."""
+"""A user's module by its name, or by its file: what `package.module:attribute` and `./file.py:attribute` begin with.
+
+A module that is loaded from its file, or run as a program, has another name in this process than Python gives it in
+its project. A stored type is named by the latter, so that it is found wherever the project lies, and however it is run.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.trajectory import content_hash
 
-__all__ = ["NoFileError", "import_by_name", "imported_files", "search_in", "types_by_name"]
+__all__ = [
+    "LOCAL_NAMES",
+    "NoFileError",
+    "import_by_name",
+    "imported_files",
+    "local_modules",
+    "natural_name",
+    "search_in",
+    "stem_of",
+    "types_by_name",
+]
 
 _LOOKED_FOR = "./file.py is looked for in the folder where the command is typed."
+_PROGRAM = "__main__"
 _PREFIX = "user_graph_"
+_LOADED_FROM_FILE = re.compile(rf"{_PREFIX}(.+)_[0-9a-f]{{8}}")
+LOCAL_NAMES = (_PROGRAM.encode(), _PREFIX.encode())
+"""One of these stands in the name of each module that has another natural name."""
+_PROJECT_FILES = ("pyproject.toml", "langgraph.json")
 
 
 class NoFileError(ConfigError):
@@ -49,6 +71,9 @@ def _import_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not path.exists():
         near = nearest(path.name, (each.name for each in path.parent.glob("*.py")))
         raise NoFileError(f"There is no file {path.name} in {path.parent.resolve()}. {near}".strip(), _LOOKED_FOR)
+    _refuse_modules_of_others(path.resolve())
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # where a program's own folder is, Python finds the modules beside it
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
@@ -57,6 +82,58 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[module_name]
         raise
     return module
+
+
+def _refuse_modules_of_others(path: Path) -> None:
+    """Raises `ImportError` where the file would be given another project's module in place of the one beside it."""
+    try:
+        statements = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):  # importing it says so
+        return
+    imported = [name.name for each in statements if isinstance(each, ast.Import) for name in each.names]
+    imported += [each.module for each in statements if isinstance(each, ast.ImportFrom) and each.module]
+    for name in {name.partition(".")[0] for name in imported} - {path.stem}:
+        beside = (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py")
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and any(place.is_file() for place in beside) and Path(file).resolve() not in beside:
+            raise ImportError(
+                f"{path} imports {name}, and {file} is loaded under this name in this process already. "
+                "Run the two in processes of their own, or rename one"
+            )
+
+
+def natural_name(module: str) -> str:
+    """The name that Python gives a loaded module within its project; the same for one that has no other."""
+    found = sys.modules.get(module)
+    if module == _PROGRAM and (spec := getattr(found, "__spec__", None)) is not None:
+        return str(spec.name)
+    file = getattr(found, "__file__", None) if module == _PROGRAM or module.startswith(_PREFIX) else None
+    return module if file is None else _name_in_project(file)
+
+
+@cache
+def _name_in_project(file: str) -> str:
+    """From the nearest folder of a project on, or its `src`; without one from the folder around its packages on."""
+    path = Path(file).resolve()
+    root = next((each for each in path.parents if any((each / name).is_file() for name in _PROJECT_FILES)), None)
+    if root is None:
+        root = next(each for each in path.parents if not (each / "__init__.py").is_file())
+    elif root / "src" in path.parents:
+        root /= "src"
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def stem_of(module: str) -> str:
+    """The last part of a module's natural name; what it was loaded from, where it was stored under a local name."""
+    found = _LOADED_FROM_FILE.fullmatch(natural_name(module))
+    return found[1] if found else natural_name(module).rpartition(".")[2]
+
+
+def local_modules(natural: str) -> list[str]:
+    """Modules of this process that have another name here than their natural one, which is given."""
+    names = [name for name in list(sys.modules) if name == _PROGRAM or name.startswith(_PREFIX)]
+    return [name for name in names if name != natural and natural_name(name) == natural]
 
 
 def types_by_name(names: Iterable[str]) -> list[str]:
@@ -80,7 +157,10 @@ def types_by_name(names: Iterable[str]) -> list[str]:
             ) from error
         if not isinstance(found, type):
             raise ConfigError(f"--allow {name!r}: there is no type {attribute!r} in {module}.")
-        known += [name, f"{found.__module__}:{found.__qualname__}"]
+        known += [
+            name,
+            *(f"{each}:{found.__qualname__}" for each in (found.__module__, natural_name(found.__module__))),
+        ]
     return [*dict.fromkeys(known)]
 
 

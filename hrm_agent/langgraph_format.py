@@ -56,6 +56,8 @@ __all__ = [
     "is_delta",
     "is_internal",
     "is_reserved",
+    "is_safe_method",
+    "is_safe_type",
     "named_nodes",
     "namespace_around",
     "namespace_parts",
@@ -401,3 +403,17 @@ def types_of_schemas(schemas: Iterable[Any]) -> set[tuple[str, ...]]:
     from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 
     return _serde.collect_allowlist_from_schemas(schemas=[schema for schema in schemas if schema is not None])
+
+
+def is_safe_type(module: str, name: str) -> bool:
+    """Whether LangGraph makes values of a type of which nobody said that it is allowed."""
+    from langgraph.checkpoint.serde import _msgpack  # pyright: ignore[reportPrivateUsage]
+
+    return (module, name) in _msgpack.SAFE_MSGPACK_TYPES
+
+
+def is_safe_method(module: str, name: str, method: str) -> bool:
+    """The same for values that a method of a type makes."""
+    from langgraph.checkpoint.serde import _msgpack  # pyright: ignore[reportPrivateUsage]
+
+    return (module, name, method) in _msgpack.SAFE_MSGPACK_METHODS

@@ -117,6 +117,7 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.errors",
         "hrm_agent.files",
         "hrm_agent.guarded_loop",
+        "hrm_agent.import_by_name",
         "hrm_agent.langgraph_format",
         "hrm_agent.trajectory",
     },

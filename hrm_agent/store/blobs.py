@@ -16,7 +16,7 @@ from hrm_agent.store.content_addressed import Blob, KnownBlobs, ValueWriter
 from hrm_agent.store.cursors import Cursor, Work, WriteCursor
 from hrm_agent.store.database import Database
 from hrm_agent.store.serializer import StrictSerializer
-from hrm_agent.store.value_reader import ValueReader, read_values
+from hrm_agent.store.value_reader import Loader, ValueReader, read_values
 
 __all__ = ["Blobs"]
 
@@ -116,6 +116,6 @@ class Blobs:
             query = "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
             cursor.executemany(query, rows)
 
-    def reader(self, cursor: Cursor, serializer: StrictSerializer, *, shared: bool) -> ValueReader:
+    def reader(self, cursor: Cursor, serializer: Loader, *, shared: bool) -> ValueReader:
         """Reads values as they are at the moment of `cursor`."""
         return read_values(cursor, self.cipher, serializer, shared=shared, most=None)

@@ -19,6 +19,7 @@ from hrm_agent.langgraph_format import ERROR, ERROR_SOURCE
 from hrm_agent.store.content_addressed import CHANNEL_BYTES, ValueWriter
 from hrm_agent.store.manifests import Channels, CheckpointKey
 from hrm_agent.store.refusals import RefusedValue, Unstorable
+from hrm_agent.store.value_reader import Reference
 
 __all__ = [
     "manifest_of",
@@ -72,13 +73,16 @@ _HINT = (
 
 @contextmanager
 def refusing(place: CheckpointKey) -> Generator[None]:
-    """Raises `StoreError` for a value that could not be read back, `UnstorableError` for one that has no form."""
+    """Raises `StoreError` for a type that is not allowed, `UnstorableError` for what would come back as another."""
     try:
         yield
     except RefusedValue as error:
         message = f"Thread {place.thread_id!r} holds {error}. Nothing was written."
         if isinstance(error, Unstorable):
-            raise UnstorableError(message, "Keep it out of the graph's state, or in a plainer form.") from error
+            raise UnstorableError(
+                message,
+                "Keep it out of the graph's state, or in a plainer form (a text, a list, a dict, a model of pydantic).",
+            ) from error
         raise StoreError(message, _HINT) from error
 
 
@@ -96,7 +100,7 @@ def manifest_of(
         elif before and before[0] == version and before[1] and name not in new_versions:
             channels[name] = (version, before[1])
         else:
-            channels[name] = (version, writer.reference(values[name], CHANNEL_BYTES))
+            channels[name] = (version, _reference(name, values[name], writer))
     rest = {name: value for name, value in checkpoint.items() if name not in ("channel_values", "channel_versions")}
     packed = ormsgpack.packb([rest, [[name, *entry] for name, entry in channels.items()]])
     return packed, channels
@@ -117,8 +121,18 @@ def slots_of(writes: Sequence[tuple[str, Any]], writer: ValueWriter) -> dict[int
         index = WRITES_IDX_MAP.get(channel, position)
         if again and index >= REGULAR:
             continue
-        slots.setdefault(min(index, REGULAR), []).append([index, channel, writer.reference(value, CHANNEL_BYTES)])
+        if channel == ERROR and isinstance(value, BaseException):
+            value = repr(value)  # as LangGraph's savers have it
+        slots.setdefault(min(index, REGULAR), []).append([index, channel, _reference(channel, value, writer)])
     return slots
+
+
+def _reference(channel: str, value: Any, writer: ValueWriter) -> Reference:
+    try:
+        return writer.reference(value, CHANNEL_BYTES)
+    except RefusedValue as error:
+        error.within(channel)
+        raise
 
 
 def merged_writes(stored: bytes, given: list[list[Any]]) -> bytes:

@@ -15,7 +15,7 @@ list, the messages of a chunk are looked at together: those that were seen toget
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, is_
@@ -23,11 +23,13 @@ from types import NoneType
 from typing import Any, cast
 
 import ormsgpack
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from hrm_agent.store.hashing import DICT, LIST, TREE, hash_of
-from hrm_agent.store.refusals import Unstorable
-from hrm_agent.store.serializer import PLAIN, StrictSerializer
+from hrm_agent.store.refusals import RefusedValue, Unstorable
+from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.stored_messages import is_sound
+from hrm_agent.store.typed_values import EXACT, has_bytes, is_plain
 from hrm_agent.store.value_reader import KINDS, Reference, ValueReader
 
 __all__ = ["CHANNEL_BYTES", "FANOUT", "Blob", "KnownBlobs", "ValueReader", "ValueWriter"]
@@ -44,8 +46,14 @@ stands deeper in Python's stack than the writer did."""
 
 _SCALARS = frozenset({str, int, float, bool, NoneType})
 _NUMBERS = _SCALARS - {str}
-_packed = partial(ormsgpack.packb, option=PLAIN)
-_fields_of = attrgetter("__dict__", "__pydantic_extra__")
+_packed = partial(ormsgpack.packb, option=EXACT)
+_fields_of, _more_of = attrgetter("__dict__"), attrgetter("__pydantic_extra__")
+_SOUND: dict[type[BaseMessage], str] = {
+    HumanMessage: "human",
+    SystemMessage: "system",
+    AIMessage: "ai",
+    ToolMessage: "tool",
+}
 _TOO_DEEP = f"a value nested more than {_DEEPEST} levels deep, which could not be read back"
 
 
@@ -121,7 +129,7 @@ class ValueWriter:
     def reference(self, value: Any, inline: int = _INLINE_BYTES, level: int = 0) -> Reference:
         """The reference of `value`, in place up to `inline` bytes; its blobs are added to `new`.
 
-        Raises `Unstorable` for what could not be read back. `level`: how many lists and dicts hold it.
+        Raises `RefusedValue` for what would not be read back as it is. `level`: how many lists and dicts hold it.
         """
         if level > _DEEPEST:
             raise Unstorable(_TOO_DEEP)
@@ -134,16 +142,29 @@ class ValueWriter:
         if type_ is list:
             items = cast("list[Any]", value)
             if items and isinstance(items[0], BaseMessage):
-                return self._list(self.messages(items) or [self.reference(item, level=level + 1) for item in items])
+                return self._list(self.messages(items) or self._each(items, level))
             if not _NUMBERS.issuperset(map(type, items)):
-                return self._list([self.reference(item, level=level + 1) for item in items])
-        kind, data = self._dump(value)
+                return self._list(self._each(items, level))
+            name, data = self._serializer.dumps_numbers(items)
+            kind = KINDS[name]
+        else:
+            kind, data = self._dump(value)
         if type(value) is dict and len(data) > _SPLIT_DICT_BYTES:
             entries = cast("dict[Any, Any]", value)
             if all(type(name) is str for name in entries):
                 packed = [[name, self.reference(item, level=level + 1)] for name, item in entries.items()]
                 return self._node(DICT, ormsgpack.packb(packed))
         return [kind, data] if len(data) <= inline else self._node(kind, data)
+
+    def _each(self, items: Sequence[Any], level: int) -> list[Reference]:
+        found = list[Reference]()
+        try:
+            for item in items:
+                found.append(self.reference(item, level=level + 1))
+        except RefusedValue as error:
+            error.within(f"[{len(found)}]")
+            raise
+        return found
 
     def messages(self, items: Sequence[Any]) -> list[Reference] | None:
         """The references of messages that hold plain values only; None where there is something else among them."""
@@ -165,6 +186,8 @@ class ValueWriter:
         try:
             fields = list(map(_packed, map(_fields_of, items)))
         except TypeError:
+            return None
+        if any(map(_more_of, items)):
             return None
         if fields[:size] != seen.fields:  # one was changed in place
             seen, size = _NOTHING, 0
@@ -227,7 +250,8 @@ class ValueWriter:
         seen = self._known.messages.get(id(message))
         if seen is not None and seen[0] is message and seen[1] == fields:
             return seen[2]
-        name, data = (self._serializer.dumps_typed if fields is None else self._serializer.dumps_allowed)(message)
+        kept = fields is not None and _is_kept(message, fields)
+        name, data = (self._serializer.dumps_allowed if kept else self._serializer.dumps_typed)(message)
         kind = KINDS[name]
         blob = Blob(hash_of(kind, data, self._key), kind, data)
         if fields is not None:
@@ -244,8 +268,16 @@ def _forget_half(remembered: dict[int, Any]) -> None:
 
 
 def _packed_fields(message: BaseMessage) -> bytes | None:
-    """All that is serialised of a message; None where it holds more than plain values."""
+    """All that is serialised of a message; None where it holds more than plain values and its class's fields."""
     try:
-        return _packed(_fields_of(message))
+        return None if _more_of(message) else _packed(_fields_of(message))
     except TypeError:
         return None
+
+
+def _is_kept(message: BaseMessage, fields: bytes) -> bool:
+    """Whether LangGraph's form of a message of plain values gives it back as it is, as far as that is seen at once."""
+    held: Mapping[str, Any] = message.__dict__
+    return (
+        _SOUND.get(type(message)) == held.get("type") and (not has_bytes(fields) or is_plain(held)) and is_sound(held)
+    )

@@ -15,7 +15,7 @@ from hrm_agent.store.damage import DAMAGED
 from hrm_agent.store.manifests import read_manifest
 from hrm_agent.store.refusals import RefusedValue
 from hrm_agent.store.run_store import RunStore
-from hrm_agent.store.stored_messages import MESSAGE_FIELDS, NeedsItsType, Packed, is_json, unpacked
+from hrm_agent.store.stored_messages import MESSAGE_FIELDS, TYPED, NeedsItsType, Packed, is_json, unpacked
 from hrm_agent.store.value_reader import read_values
 
 __all__ = ["HIDDEN", "SNAPSHOT", "SentTask", "StoredQuestion", "newest_plain_channels", "outlines"]
@@ -23,9 +23,13 @@ __all__ = ["HIDDEN", "SNAPSHOT", "SentTask", "StoredQuestion", "newest_plain_cha
 HIDDEN = object()
 """Stands for a message, and for a value that an edit has put in place of another."""
 _SET, _SEND, _KEYWORDS, _MODEL = 0, 1, 2, 5
-"""Codes of LangGraph's serializer: made of one argument, of several, of named ones, and a model of pydantic."""
+"""Codes of LangGraph's serializer: made of one argument, of several, of named ones, and a model of pydantic.
+
+What it would not give back as it was stands under a code of ours, with the same parts and how they are put together.
+"""
 SNAPSHOT = 7
 """Its code of the value of a `DeltaChannel`."""
+_MODELS, _NAMED = (_MODEL, TYPED), (_KEYWORDS, TYPED)
 
 
 class SentTask(NamedTuple):
@@ -110,18 +114,20 @@ def _of_type(code: int, made: Any) -> Any:
     match code, made:
         case (_, _) if code == SNAPSHOT:
             return _outlined(made)
-        case (_, [str(module), str(name), dict(), _]) if code == _MODEL and (module, name) in MESSAGE_FIELDS:
+        case (_, ["builtins", "tuple", [*items], _]) if code == TYPED:
+            return tuple(map(_outlined, items))
+        case (_, [str(module), str(name), dict(), _, *_]) if code in _MODELS and (module, name) in MESSAGE_FIELDS:
             _outlined(made[2])  # what it holds is of known types, too
             return HIDDEN
-        case (_, ["builtins", "set", [*items]]) if code == _SET and is_json(items) and _are_keys(items):
+        case (_, ["builtins", "set", [*items], *_]) if code in (_SET, TYPED) and is_json(items) and _are_keys(items):
             return set(items)
-        case (_, ["langgraph.types", "Send", [str(node), argument]]) if code == _SEND:
+        case (_, ["langgraph.types", "Send", [str(node), argument], *_]) if code in (_SEND, TYPED):
             _outlined(argument)
             return SentTask(node)
-        case (_, ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked, **more}]) if code == _KEYWORDS:
+        case (_, ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked, **more}, *_]) if code in _NAMED:
             if is_json([asked, more]):
                 return StoredQuestion(id_, asked)
-        case (_, ["langgraph.types", "Overwrite", dict()]) if code == _KEYWORDS:
+        case (_, ["langgraph.types", "Overwrite", dict(), *_]) if code in _NAMED:
             _outlined(made[2])
             return HIDDEN
         case _:

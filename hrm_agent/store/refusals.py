@@ -8,12 +8,28 @@ from __future__ import annotations
 __all__ = ["RefusedValue", "UnknownType", "Unstorable"]
 
 
+_MOST_SHOWN = 200
+
+
 class RefusedValue(Exception):
-    """A stored value that must not be made into an object; says which."""
+    """A stored value that must not be made into an object, or a value that must not be stored; says which."""
+
+    def __init__(self, what: str, place: str = "") -> None:
+        super().__init__(what)
+        self.place = place
+        """Way to it within what was to be stored: `visited[3].pairs`."""
+
+    def within(self, part: str) -> None:
+        """Lengthen the place by the part of what holds the value."""
+        self.place = part + self.place
+
+    def __str__(self) -> str:
+        place = self.place if len(self.place) <= _MOST_SHOWN else f"{self.place[:_MOST_SHOWN]}..."
+        return f"{self.args[0]}, at {place}" if place else str(self.args[0])
 
 
 class Unstorable(RefusedValue):
-    """One that has no stored form, or none that could be read back."""
+    """One that has no stored form, or none from which it would come back as it is."""
 
 
 class UnknownType(RefusedValue):

@@ -96,9 +96,11 @@ def _made(code: int, made: Any, depth: int) -> Any:
     match made:
         case ["langgraph.types", "Send", [str(node), *_]]:
             return SentTask(node)
-        case ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked}]:
+        case ["langgraph.types", "Interrupt", {"id": str(id_), "value": asked}, *_]:
             return StoredQuestion(id_, _shown(asked, depth + 1))
-        case ["builtins", "set" | "frozenset" | "tuple" as name, [*items]]:
+        case ["builtins", "str", [bytes(text)], *_]:
+            return text.decode("utf-8", "surrogatepass")
+        case ["builtins", "set" | "frozenset" | "tuple" as name, [*items], *_]:
             shown = [_shown(item, depth + 1) for item in items]
             return shown if name == "tuple" or not all(isinstance(item, str) for item in shown) else set(shown)
         case [str(module), str(), dict() as fields, *_] if module.startswith("langchain_core.messages."):

@@ -8,6 +8,7 @@ about it, raises `NeedsItsType`, and is left to the serializer: what is read her
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import ormsgpack
@@ -15,11 +16,13 @@ import ormsgpack
 __all__ = [
     "DETAILS",
     "MESSAGE_FIELDS",
+    "TYPED",
     "NeedsItsType",
     "Packed",
     "PlainMessages",
     "StoredMessage",
     "is_json",
+    "is_sound",
     "unpacked",
 ]
 
@@ -43,6 +46,8 @@ DETAILS = {
     "output_token_details": ("audio", "reasoning"),
 }
 """Parts of `usage_metadata` -> the counts that they may have."""
+TYPED = 100
+"""Code of the extension in which values stand that LangGraph's form does not keep (`hrm_agent.store.typed_values`)."""
 _PYDANTIC = 5
 """Code of the extension type as which LangGraph's serializer packs a model of pydantic."""
 
@@ -99,7 +104,7 @@ def _fields(model: Any) -> dict[str, Any]:
         case _:
             raise NeedsItsType
     try:
-        plain = tuple(fields) == names and fields["type"] == type_ and is_json(fields) and _is_sound(fields)
+        plain = tuple(fields) == names and fields["type"] == type_ and is_json(fields) and is_sound(fields)
     except RecursionError as error:
         raise NeedsItsType from error
     if not plain:
@@ -119,7 +124,7 @@ def is_json(value: Any) -> bool:
     return type(value) is list and all(map(is_json, cast("list[Any]", value)))
 
 
-def _is_sound(fields: dict[str, Any]) -> bool:
+def is_sound(fields: Mapping[str, Any]) -> bool:
     """Whether LangChain, given these fields, would keep each as it is."""
     content, calls = fields["content"], fields.get("tool_calls", [])
     invalid = fields.get("invalid_tool_calls", [])

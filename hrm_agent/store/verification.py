@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -20,15 +21,17 @@ from hrm_agent.errors import HrmError, StoreDamagedError, StoreError
 from hrm_agent.langgraph_format import deltas_of, snapshot_value
 from hrm_agent.store.checkpoint_reader import ROW, CheckpointRow, StoreSnapshot
 from hrm_agent.store.cursors import Cursor
-from hrm_agent.store.hashing import hash_of
-from hrm_agent.store.refusals import UnknownType
+from hrm_agent.store.hashing import MSGPACK, hash_of
+from hrm_agent.store.manifests import read_manifest
+from hrm_agent.store.refusals import RefusedValue, UnknownType
 from hrm_agent.store.run_store import RunStore
 from hrm_agent.store.scan import UNREADABLE, rows_of, stored_references
+from hrm_agent.store.serializer import StrictSerializer
 from hrm_agent.store.value_reader import references
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
 
-__all__ = ["verify"]
+__all__ = ["ValueCount", "verify"]
 
 _AT_ONCE = 500
 _CALL_ID = "call_id"
@@ -36,17 +39,53 @@ _CALL_ID = "call_id"
 _OUR_GRAPH = re.compile(r"(tool_loop|reasoning|research)$|hrm_agent\.graphs\.")
 
 
-def verify(store: RunStore, allow: Iterable[tuple[str, ...]] = ()) -> Iterator[str]:
+@dataclass(slots=True)
+class ValueCount:
+    """The different values that were read as a resumed run reads them, those of one list or dict each by itself."""
+
+    made: set[int] = field(default_factory=set[int])
+    """Hashes of those that came back."""
+    refused: dict[int, str] = field(default_factory=dict[int, str])
+    """Of those that did not the reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """A loader that counts."""
+
+    serializer: StrictSerializer
+    count: ValueCount
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        key = hash(data)
+        try:
+            value = self.serializer.loads_typed(data)
+        except RefusedValue as error:
+            self.count.refused[key] = str(error)
+            raise
+        self.count.made.add(key)
+        return value
+
+
+def verify(store: RunStore, allow: Iterable[tuple[str, ...]] = (), count: ValueCount | None = None) -> Iterator[str]:
     """What is wrong with a store, in words; nothing if it is sound.
 
     The database's own check, every value against its hash, every reference of checkpoints, writes, requests and calls;
     every checkpoint opened and every record read, the ones held against the others; and the invariants of every
-    trajectory that has ended. `allow`: (module, name) of types of one's own in the states of graphs.
+    trajectory that has ended. `allow`: (module, name) of types of one's own in the states of graphs. `count` is given
+    the values that were read.
     """
+    count = ValueCount() if count is None else count
+    loader = _Counting(store.checkpointer.with_allowlist(list(allow)).serializer, count)
     yield from _told("the file", store.database.problems)
-    yield from _told("values", lambda: _references(store))
+    yield from _told("values", lambda: _references(store, loader))
     yield from _told("records", lambda: _records(store))
-    yield from _told("threads", lambda: _threads(store, allow))
+    shut = False
+    for finding in _told("threads", lambda: _threads(store, loader)):
+        shut = True
+        yield finding
+    if count.refused and not shut:
+        yield f"{len(count.refused)} values cannot be read; one is {next(iter(count.refused.values()))}"
     yield from _told("trajectories", lambda: _trajectories(store))
 
 
@@ -58,10 +97,10 @@ def _told(what: str, find: Callable[[], Iterable[str]]) -> Iterator[str]:
         yield f"{what}: {error.message}"
 
 
-def _references(store: RunStore) -> Iterator[str]:
+def _references(store: RunStore, loader: _Counting) -> Iterator[str]:
     known: set[bytes] = set()
     with store.database.read() as cursor:
-        yield from _values(store, cursor, known)
+        yield from _values(store, cursor, known, loader)
         for where, found in stored_references(store.cipher, cursor):
             if found is None:
                 yield where
@@ -70,19 +109,19 @@ def _references(store: RunStore) -> Iterator[str]:
         yield from _dangling(cursor)
 
 
-def _threads(store: RunStore, allow: Iterable[tuple[str, ...]]) -> Iterator[str]:
+def _threads(store: RunStore, loader: _Counting) -> Iterator[str]:
     query = "SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id"
     with store.database.read() as cursor:
         ids = [str(row[0]) for row in cursor.execute(query).fetchall()]
     for id_ in ids:
-        yield from _told(f"thread {id_!r}", partial(_thread, store, id_, allow))
+        yield from _told(f"thread {id_!r}", partial(_thread, store, id_, loader))
 
 
-def _thread(store: RunStore, id_: str, allow: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    return _Thread(store, id_, allow).findings()
+def _thread(store: RunStore, id_: str, loader: _Counting) -> Iterator[str]:
+    return _Thread(store, id_, loader).findings()
 
 
-def _values(store: RunStore, cursor: Cursor, known: set[bytes]) -> Iterator[str]:
+def _values(store: RunStore, cursor: Cursor, known: set[bytes], loader: _Counting) -> Iterator[str]:
     nested: list[tuple[bytes, bytes]] = []
     for hash_, kind, data in rows_of(cursor, "SELECT seq, hash, kind, data FROM blobs"):
         name = bytes(hash_)
@@ -95,6 +134,9 @@ def _values(store: RunStore, cursor: Cursor, known: set[bytes]) -> Iterator[str]
             continue
         if hash_of(int(kind), opened, store.cipher.hash_key) != name:
             yield f"value {name.hex()}: its bytes do not have this hash"
+        elif kind == MSGPACK:
+            with suppress(RefusedValue):  # what it is needed for says so
+                loader.loads_typed(("msgpack", opened))
         nested.extend((name, child) for child in held)
     yield from (
         f"value {name.hex()}: names {child.hex()}, which is lost" for name, child in nested if child not in known
@@ -168,9 +210,8 @@ def _trajectories(store: RunStore) -> Iterator[str]:
 class _Thread:
     """One thread, opened from its first checkpoint to its last."""
 
-    def __init__(self, store: RunStore, thread_id: str, allow: Iterable[tuple[str, ...]]) -> None:
-        self._store, self._id = store, thread_id
-        self._saver = store.checkpointer.with_allowlist(list(allow))
+    def __init__(self, store: RunStore, thread_id: str, loader: _Counting) -> None:
+        self._store, self._id, self._loader = store, thread_id, loader
         with store.database.read() as cursor:
             query = "SELECT 1 FROM trajectories WHERE thread_id = ?"
             self._recorded = cursor.execute(query, (thread_id,)).fetchone() is not None
@@ -244,12 +285,24 @@ class _Thread:
         except StoreError as error:
             if len(rows) == 1:
                 closed.append((rows[0].id, error))
+                self._count_each(cursor, rows[0])
                 return []
         middle = len(rows) // 2  # one that is damaged among many is found in few steps
         return self._open(cursor, rows[:middle], closed) + self._open(cursor, rows[middle:], closed)
 
+    def _count_each(self, cursor: Cursor, row: CheckpointRow) -> None:
+        """Read the other values of a checkpoint of which one cannot be read."""
+        reader = self._store.blobs.reader(cursor, self._loader, shared=True)
+        with suppress(*UNREADABLE):
+            _, channels = read_manifest(self._store.cipher.open(row.manifest, *row[1:4]))
+            for _, reference in channels.values():
+                if reference is not None:
+                    with suppress(*UNREADABLE):
+                        reader.load([reference])
+                        reader.value(reference)
+
     def _snapshot(self, cursor: Cursor) -> StoreSnapshot:
-        reader = self._store.blobs.reader(cursor, self._saver.serializer, shared=True)
+        reader = self._store.blobs.reader(cursor, self._loader, shared=True)
         return StoreSnapshot(cursor, reader, self._store.cipher, lambda *_: None)
 
     # messages against records

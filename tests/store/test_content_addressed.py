@@ -214,7 +214,7 @@ def test_all_of_that_holds_of_many_more_values(value: Any, store: RunStore) -> N
     test_equal_values_have_equal_references.hypothesis.inner_test(value)
 
 
-AS_STOCK: list[Any] = [
+OF_MANY_TYPES: list[Any] = [
     (1, 2, "three"),
     [(1, HumanMessage("in a tuple")), (2, None)],
     {"a": (1, [2, (3,)])},
@@ -243,13 +243,9 @@ AS_STOCK: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", AS_STOCK, ids=lambda value: type(value).__name__)
-def test_a_value_comes_out_as_of_langgraphs_own_savers(value: Any, store: RunStore) -> None:
-    stock = JsonPlusSerializer(allowed_msgpack_modules=[(__name__, name) for name in TYPES])
-    expected = stock.loads_typed(stock.dumps_typed(value))
-    found = read(store, put(store, fresh(), value=value))["value"]
-    assert type(found) is type(expected)
-    assert same(found, expected)
+@pytest.mark.parametrize("value", OF_MANY_TYPES, ids=lambda value: type(value).__name__)
+def test_a_value_comes_out_as_it_was(value: Any, store: RunStore) -> None:
+    assert same(read(store, put(store, fresh(), value=value))["value"], value)
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1023, 1024, 1025])
@@ -386,7 +382,7 @@ def test_the_place_of_a_message_that_is_gone_is_not_the_message(store: RunStore)
 
 def test_a_value_that_cannot_be_stored_is_an_error_and_nothing_is_written(store: RunStore) -> None:
     config = put(store, fresh(), value="as it was")
-    for value in (threading.Lock(), 2**70, [HumanMessage("x", held=threading.Lock())], {"a": lambda: None}):
+    for value in (threading.Lock(), [HumanMessage("x", held=threading.Lock())], {"a": lambda: None}):
         with pytest.raises(TypeError):
             put(store, config, value=value)
     assert len(list(store.checkpointer.list({"configurable": dict(config["configurable"], checkpoint_id=None)}))) == 1

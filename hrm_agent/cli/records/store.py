@@ -15,6 +15,7 @@ from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, StoreError, nearest
+from hrm_agent.import_by_name import types_by_name
 from hrm_agent.store import RunStore
 from hrm_agent.store.copying import copy_store
 from hrm_agent.store.leases import forget_unused_leases
@@ -30,6 +31,7 @@ from hrm_agent.store.maintenance import (
 from hrm_agent.store.migrate import check_source, migrate
 from hrm_agent.store.new_store import new_store
 from hrm_agent.store.serializer import allowed_types, declared_types
+from hrm_agent.store.verification import ValueCount
 from hrm_agent.trajectory import RunStatus
 
 __all__ = ["ACTIONS", "run"]
@@ -85,15 +87,18 @@ def _verify(words: list[str]) -> int:
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE:CLASS", help="your own types in the states")
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
+    count = ValueCount()
     try:
         with existing_store(arguments.store) as store:
-            types = {*allowed_types(arguments.allow), *_types_of_graphs(store)}
-            found = list(islice(verify(store, types), _SHOWN_FINDINGS))
+            types = {*allowed_types(types_by_name(arguments.allow)), *_types_of_graphs(store)}
+            found = list(islice(verify(store, types, count), _SHOWN_FINDINGS))
             loose = 0 if found else count_loose_values(store)
     except StoreDamagedError as error:  # so much that it cannot even be opened
         found, loose = [error.message], 0
     cut = len(found) == _SHOWN_FINDINGS
+    made, refused = len(count.made), len(count.refused)
     told = ({"more": True} if cut else {}) | ({"unreferenced_values": loose} if loose else {})
+    told["values"] = {"read": made, "refused": refused}
     output.result({"sound": not found, "findings": found, **told})
     for finding in found:
         output.say(finding)
@@ -101,6 +106,7 @@ def _verify(words: list[str]) -> int:
     output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
     if loose:
         output.say(f"{loose} values that nothing refers to: `hrm-agent store vacuum {arguments.store}` deletes them")
+    output.say(f"{made} different values were read, {refused} could not be")
     return 1 if found else 0
 
 
@@ -235,8 +241,9 @@ def _migrate(words: list[str]) -> int:
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
     check_source(arguments.source)
-    with new_store(arguments.target, allow=arguments.allow) as target:
-        taken = migrate(arguments.source, target, arguments.allow)
+    allow = types_by_name(arguments.allow)
+    with new_store(arguments.target, allow=allow) as target:
+        taken = migrate(arguments.source, target, allow)
     output.result(asdict(taken))
     output.say(f"{taken.threads} threads, {taken.checkpoints} checkpoints, {taken.trajectories} trajectories migrated")
     return 0

@@ -33,6 +33,7 @@ from hrm_agent.models.call_recording import plain
 from hrm_agent.runtime.replay.ignored_paths import Ignored
 from hrm_agent.runtime.state import Unbuilt
 from hrm_agent.runtime.time_travel.thread_diff import Change
+from hrm_agent.store.serializer import StrictSerializer
 
 __all__ = [
     "Change",
@@ -250,9 +251,11 @@ def _is_begun_earlier(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 def _equal(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> bool:
     (old_kind, old_bytes), (new_kind, new_bytes) = serializer.dumps_typed(old), serializer.dumps_typed(new)
-    if old_kind != new_kind:
-        return False
-    if equal(old_bytes, new_bytes):
+    if old_kind == new_kind and equal(old_bytes, new_bytes):
+        return True
+    # Earlier versions kept a tuple as a list, and a Counter as a dict.
+    before = serializer.as_stock_reads(new) if isinstance(serializer, StrictSerializer) else new
+    if before is not new and equal(old_bytes, serializer.dumps_typed(before)[1]):
         return True
     then, ordered = (_in_order(serializer, value) for value in (old, new))
     return then is not old and ordered is not new and _equal(serializer, then, ordered, equal)
