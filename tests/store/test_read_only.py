@@ -258,7 +258,7 @@ LOOKS = {
     "history --flat": ("history", "t", "--flat"),
     "show": ("show", "t"),
     "lint": ("lint", "{store}"),
-    "export": ("export", "{store}", "{out}"),
+    "export": ("export", "{store}", "--out", "{out}"),
     "diff": ("diff", "t", "t"),
     "stats": ("store", "stats", "{store}"),
     "verify": ("store", "verify", "{store}"),

@@ -168,7 +168,7 @@ async def test_a_resume_asks_a_failed_call_again_and_its_replay_is_of_what_was_t
     assert found.equal and found.unused == 0, found
 
 
-async def test_a_failed_run_is_replayed_as_one_and_resumed_with_the_models_next_answer(
+async def test_a_run_that_failed_by_its_model_is_replayed_as_one(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
     model = Model(asked=[], fails=(0,))
