@@ -174,5 +174,5 @@ def test_a_module_beside_a_file_is_not_another_projects(tmp_path: Path) -> None:
 
 
 def test_a_type_of_a_module_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'gone.module:Plan' does not import: ModuleNotFoundError"):
+    with pytest.raises(ConfigError, match=r"'gone\.module:Plan' does not import: ModuleNotFoundError"):
         types_by_name(["gone.module:Plan"])

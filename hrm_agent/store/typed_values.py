@@ -24,6 +24,7 @@ from types import NoneType
 from typing import Any, cast
 
 import ormsgpack
+from langchain_core.messages.base import TextAccessor
 from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
 from langgraph.store.base import Item
 from langgraph.types import Send
@@ -104,6 +105,8 @@ class TypedEncoder:
 
     def _form(self, value: Any) -> Any:
         type_ = type(value)
+        if type_ is TextAccessor:
+            value, type_ = str(value), str
         if type_ is str:
             return value if _is_text(value) else _ext(str, [value.encode("utf-8", "surrogatepass")], "text")
         if type_ is int:
@@ -306,6 +309,8 @@ def difference(given: Any, found: Any) -> str | None:
 
     The order of a dict counts; that of a set does not. NaN is NaN, and -0.0 is not 0.0.
     """
+    if type(given) is TextAccessor:
+        given = str(given)  # `message.text`: a text, which may be called as LangChain's method of that name was
     type_ = type(given)
     if type_ is not type(found):
         return ""

@@ -30,7 +30,7 @@ from hrm_agent.store.serializer import StrictSerializer
 from hrm_agent.store.typed_values import difference
 
 
-class Phase(str, enum.Enum):
+class Phase(str, enum.Enum):  # noqa: UP042  # as many write it
     ASK = "ask"
     DONE = "done"
 
@@ -193,13 +193,13 @@ def test_what_would_come_back_as_another_is_refused_with_its_place(value: Any, w
 def test_a_value_that_holds_itself_is_refused() -> None:
     held: dict[str, Any] = {"pair": ()}
     held["pair"] = (held,)
-    with pytest.raises(Unstorable, match="itself|nested"):
+    with pytest.raises(Unstorable, match=r"itself|nested"):
         SERIALIZER.dumps_typed(held)
 
 
 def test_a_type_that_is_not_allowed_is_refused_in_every_form() -> None:
     for value in (Point(1), Point((1,)), [Pair(1, (2,))], Name("a"), Odd("x", 1), Phase.ASK):
-        with pytest.raises(UnknownType, match=f"{__name__}.*not allowed"):
+        with pytest.raises(UnknownType, match=rf"{__name__}.*not allowed"):
             StrictSerializer().dumps_typed(value)
         with pytest.raises(UnknownType, match="not allowed"):
             StrictSerializer().loads_typed(SERIALIZER.dumps_typed(value))
@@ -214,8 +214,15 @@ def test_a_forged_form_makes_nothing() -> None:
 
 def test_a_type_that_is_gone_is_an_error_and_no_dict() -> None:
     data = ormsgpack.packb(ormsgpack.Ext(2, ormsgpack.packb(["gone.module", "Plan", {"a": 1}])))
-    with pytest.raises(RefusedValue, match="gone.module.Plan, which cannot be made again: ModuleNotFoundError"):
+    with pytest.raises(RefusedValue, match=r"gone\.module\.Plan, which cannot be made again: ModuleNotFoundError"):
         StrictSerializer([("gone.module", "Plan")]).loads_typed(("msgpack", data))
+
+
+def test_the_text_of_a_message_is_kept_as_a_text() -> None:
+    text = AIMessage("four").text
+    for whole, kept in ((text, "four"), ([text], ["four"]), ((text,), ("four",))):
+        found = read_back(whole)
+        assert found == kept and difference(kept, found) is None
 
 
 def test_plain_values_have_the_bytes_of_langgraph() -> None:
@@ -225,7 +232,8 @@ def test_plain_values_have_the_bytes_of_langgraph() -> None:
 
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=9), st.complex_numbers(),
-    st.fractions(), st.decimals(), st.uuids(), st.datetimes(timezones=st.none() | st.timezones()), st.sampled_from(Phase),
+    st.fractions(), st.decimals(), st.uuids(), st.datetimes(timezones=st.none() | st.timezones()),
+    st.sampled_from(Phase),
     st.builds(bytearray, st.binary(max_size=9)), st.builds(Name, st.text()), st.characters(categories=["Cs"]),
 )  # fmt: skip
 HASHABLE = st.recursive(
