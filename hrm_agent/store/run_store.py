@@ -169,7 +169,7 @@ class RunStore:
     def threads_at_work(self) -> set[str]:
         """Ids of the threads that a live process, this one included, runs, talks on or works on."""
         with self.database.read() as cursor:
-            return leased(cursor)
+            return leased(self.database, cursor)
 
     def threads_with_checkpoints(self) -> set[str]:
         """Ids of the threads whose state is on record."""

@@ -233,6 +233,7 @@ def test_plain_values_have_the_bytes_of_langgraph() -> None:
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(max_size=9), st.complex_numbers(),
     st.fractions(), st.decimals(), st.uuids(), st.datetimes(timezones=st.none() | st.timezones()),
+
     st.sampled_from(Phase),
     st.builds(bytearray, st.binary(max_size=9)), st.builds(Name, st.text()), st.characters(categories=["Cs"]),
 )  # fmt: skip

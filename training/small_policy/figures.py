@@ -82,6 +82,5 @@ def _runs(config: CollectConfig, run: Path) -> list[Trajectory]:
 
 def _figures(config: CollectConfig, runs: list[Trajectory]) -> Figures:
     found: Evaluation = evaluate(runs)
-    return Figures(
-        config.temperature, found.trajectories, found.pass_at_1, found.interval, found.correct_with_tool_error
-    )
+    temperature = 1.0 if config.temperature is None else config.temperature
+    return Figures(temperature, found.trajectories, found.pass_at_1, found.interval, found.correct_with_tool_error)

@@ -98,8 +98,8 @@ def _verify(words: list[str]) -> int:
     cut = len(found) == _SHOWN_FINDINGS
     made, refused = len(count.made), len(count.refused)
     told = ({"more": True} if cut else {}) | ({"unreferenced_values": loose} if loose else {})
-    told["values"] = {"read": made, "refused": refused}
-    output.result({"sound": not found, "findings": found, **told})
+    values = {"read": made, "refused": refused}
+    output.result({"sound": not found, "findings": found, "values": values, **told})
     for finding in found:
         output.say(finding)
     more = " or more" if cut else ""
