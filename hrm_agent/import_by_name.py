@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import threading
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,7 @@ _LOADED_FROM_FILE = re.compile(rf"{_PREFIX}(.+)_[0-9a-f]{{8}}")
 LOCAL_NAMES = (_PROGRAM.encode(), _PREFIX.encode())
 """One of these stands in the name of each module that has another natural name."""
 _PROJECT_FILES = ("pyproject.toml", "langgraph.json")
+_importing = threading.RLock()
 
 
 class NoFileError(ConfigError):
@@ -64,7 +66,11 @@ def _import_file(path: Path) -> ModuleType:
 
     It is run once, as any module: two graphs of one file share its classes, by which their states are read back.
     """
-    module_name = f"{_PREFIX}{path.stem}_{content_hash(str(path.resolve()))[:8]}"
+    with _importing:  # Python locks its own imports: another thread would be given a module that is half run
+        return _imported(path, f"{_PREFIX}{path.stem}_{content_hash(str(path.resolve()))[:8]}")
+
+
+def _imported(path: Path, module_name: str) -> ModuleType:
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import ormsgpack
 import pytest
@@ -114,7 +116,8 @@ def test_a_thread_with_types_of_ones_own_resumes_in_a_folder_of_another_name(way
         count = ValueCount()
         assert "which is not allowed" in " ".join(verify(opened, (), count))
         assert "own_agent.Home.Note" in " ".join(count.refused.values()) and count.made
-    assert "verdict      equal" in command(two, "replay", "t", "--graph", "./own_agent.py:graph", "--store", store)
+    replayed = command(two, "replay", "t", "--graph", "./own_agent.py:graph", "--store", store)
+    assert "equal, byte for byte" in replayed
 
 
 LAYOUTS = {
@@ -176,3 +179,17 @@ def test_a_module_beside_a_file_is_not_another_projects(tmp_path: Path) -> None:
 def test_a_type_of_a_module_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'gone\.module:Plan' does not import: ModuleNotFoundError"):
         types_by_name(["gone.module:Plan"])
+
+
+def test_a_file_that_two_threads_want_at_once_is_run_once_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "slow_agent.py"
+    path.write_text("import threading\n\nthreading.Event().wait(0.3)\nGRAPH = object()\n", encoding="utf-8")
+    together = Barrier(2)
+
+    def get(_: int) -> object:
+        together.wait()
+        return import_by_name(path.name, str(tmp_path)).GRAPH
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(get, range(2))
+    assert first is second

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hrm_agent.errors import GraphError, StoreError
+from hrm_agent.errors import GraphError
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.state import StateReader, Unbuilt
 from hrm_agent.store import RunStore
@@ -18,7 +18,7 @@ def newest_state(store: RunStore, thread: str, graph: str) -> Mapping[str, Any] 
 
     Values of the types that the state of `graph` declares are read where its code is there; where it is gone, those of
     plain types and of the types that the store was opened with. Raises `StoreError` for a value of another type, and
-    for one that only the graph's code could make (of a `DeltaChannel`).
+    `GraphError` for one that only the graph's code could make (of a `DeltaChannel`).
     """
     saver, compiled, gone = store.checkpointer, None, ""
     try:
@@ -32,7 +32,7 @@ def newest_state(store: RunStore, thread: str, graph: str) -> Mapping[str, Any] 
     state = StateReader(saver, compiled).values(found)
     unknown = [name for name, value in state.items() if isinstance(value, Unbuilt)]
     if unknown:
-        raise StoreError(
+        raise GraphError(
             f"Thread {thread!r} holds the writes of {', '.join(unknown)} and not the value, which the reducer of its "
             f"graph makes of them. {gone or f'The graph {graph!r} has no such channel now.'}",
             "Make the graph importable as it was, and try again.",

@@ -10,7 +10,7 @@ from langgraph.types import Command
 
 from hrm_agent.cli.records.request_hints import states_of
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.errors import StoreError
+from hrm_agent.errors import GraphError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.rewards import Reward, Rollout, Rubric
 from hrm_agent.rewards.rollout import arguments_of
@@ -70,7 +70,7 @@ async def test_rewards_see_it(store: RunStore, environment: LocalEnvironment) ->
 async def test_without_the_graph_it_is_not_known(graph: str, store: RunStore, environment: LocalEnvironment) -> None:
     """`steps` has a channel `messages` of another kind, and no `files`."""
     await two_turns(store, environment)
-    with pytest.raises(StoreError, match="files") as raised:
+    with pytest.raises(GraphError, match="files") as raised:
         newest_state(store, "t", graph)
     assert "reducer" in str(raised.value)
     found = store.checkpointer.get_tuple(on("t"))

@@ -185,7 +185,7 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
 
 
 def _compared(checkpoints: int, tasks: int, writes: int) -> str:
-    return f"checkpoints {checkpoints}, tasks {tasks}, writes {writes} compared"
+    return f"{checkpoints} checkpoints, {tasks} tasks, {writes} writes"
 
 
 def _say_not_compared(what: Sequence[str], output: Output) -> None:
@@ -325,7 +325,7 @@ def _check(arguments: Any, output: Output) -> int:
         "unmatched": sorted(unmatched),
     }
     output.result({"replayed": checked, "equal": checked - len(rows), "differ": rows, **told})
-    output.say(_compared(**counts))
+    output.say(f"Compared: {_compared(**counts)}.")
     for what in not_compared[:_MOST_SHOWN]:
         output.say(f"Not compared: {what}.")
     if len(not_compared) > _MOST_SHOWN:

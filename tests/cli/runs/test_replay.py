@@ -145,7 +145,7 @@ def test_a_chat_with_a_hosted_model(asked: str, hrm: Command, tmp_path: Path) ->
             words = ("--thread", "t")
     assert [body["stream"] for body in provider.asked] == [asked == "model"] * 2 if asked == "model" else True
     found = hrm("replay", "--check", "runs")
-    told = "checkpoints 6, tasks 4, writes 6 compared\n1 runs replayed, 1 equal, 0 not\n"
+    told = "Compared: 6 checkpoints, 4 tasks, 6 writes.\n1 runs replayed, 1 equal, 0 not\n"
     assert (found.code, found.out) == (0, told)
 
 
@@ -153,11 +153,11 @@ def test_a_step_that_leaves_no_trace_at_the_end_is_compared(hrm: Command, monkey
     graph = "tests.support.graphs.compared_agents:steps"
     assert hrm("run", "Go.", "--graph", graph, "--policy", "builtin:cold-start", "--thread", "t").code == 0
     done = hrm("replay", "t")
-    assert done.code == 0 and "checkpoints 4, tasks 3, writes 7 compared" in done.out
+    assert done.code == 0 and "4 checkpoints, 3 tasks, 7 writes" in done.out
     row = hrm("replay", "t", "--json").json
     assert (row["checkpoints"], row["tasks"], row["writes"], row["not_compared"]) == (4, 3, 7, [])
     checked = hrm("replay", "--check", "runs/store.db")
-    assert checked.code == 0 and "checkpoints 4, tasks 3, writes 7 compared" in checked.out
+    assert checked.code == 0 and "4 checkpoints, 3 tasks, 7 writes" in checked.out
     ignored = hrm("replay", "t", "--ignore", "note")
     assert ignored.code == 0 and "Not compared: 2 writes to channels that --ignore leads into." in ignored.out
     monkeypatch.setattr(compared_agents, "word", "other")
