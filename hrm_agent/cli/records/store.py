@@ -93,8 +93,9 @@ def _verify(words: list[str]) -> int:
     for finding in found:
         output.say(finding)
     more = " or more" if len(found) == _SHOWN_FINDINGS else ""
-    output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
-    output.say(f"{made} different values were read, {refused} could not be")
+    read = f"{made} values read, {refused} could not be read"
+    said = f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold"
+    output.say(f"{said} ({read})")
     return 1 if found else 0
 
 
