@@ -103,10 +103,11 @@ def _verify(words: list[str]) -> int:
     for finding in found:
         output.say(finding)
     more = " or more" if cut else ""
-    output.say(f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold")
+    read = f"{made} values read, {refused} could not be read"
+    said = f"{len(found)}{more} findings" if found else "sound: hashes, references and invariants hold"
+    output.say(f"{said} ({read})")
     if loose:
         output.say(f"{loose} values that nothing refers to: `hrm-agent store vacuum {arguments.store}` deletes them")
-    output.say(f"{made} different values were read, {refused} could not be")
     return 1 if found else 0
 
 

@@ -66,8 +66,13 @@ def test_stats(kept: str, hrm: Command) -> None:
 
 def test_verify(kept: str, hrm: Command) -> None:
     done = hrm("store", "verify", kept)
-    assert (done.code, done.out.strip()) == (0, "sound: hashes, references and invariants hold")
-    assert hrm("store", "verify", kept, "--json").json == {"sound": True, "findings": []}
+    told = hrm("store", "verify", kept, "--json").json
+    read = told.pop("values")
+    assert told == {"sound": True, "findings": []} and read["read"] > 0 and read["refused"] == 0
+    assert done.code == 0 and done.out.startswith("sound: hashes, references and invariants hold")
+    assert f"({read['read']} values read, 0 could not be read)" in done.out
+    gone = hrm("store", "verify", kept, "--allow", "gone.module:Type")
+    assert gone.code == 2 and "'gone.module:Type' does not import" in gone.err
     execute(f"sqlite:///{kept}", "DELETE FROM tokens")
     done = hrm("store", "verify", kept)
     assert done.code == 1 and "has neither tokens nor a request" in done.out and "findings" in done.out
