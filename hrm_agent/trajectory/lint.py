@@ -392,14 +392,6 @@ def _status_reason(trajectory: Trajectory) -> Iterator[Problem]:
         yield trajectory.id, "failed, and does not say of what"
 
 
-@_invariant("rollout-asks")
-def _rollout_asks(trajectory: Trajectory) -> Iterator[Problem]:
-    """A rollout of a group that is completed asked a model: what no model answered says nothing of the policy."""
-    sampled = trajectory.run_id and trajectory.group_id and trajectory.status is RunStatus.COMPLETED
-    if sampled and not trajectory.calls:
-        yield trajectory.id, "completed without a model call"
-
-
 @_invariant("times")
 def _times(trajectory: Trajectory) -> Iterator[Problem]:
     """Nothing ends before it starts, waiting is part of a call's duration, and a run has an end exactly if it ended."""

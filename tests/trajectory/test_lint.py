@@ -136,7 +136,6 @@ CORRUPTIONS: list[tuple[str, str, Corruption]] = [
         "failed without an error",
         lambda: make_trajectory(status=RunStatus.FAILED, stop_reason=StopReason.ERROR),
     ),
-    ("rollout-asks", "no call", lambda: make_trajectory(calls=(), tool_calls=(), run_id="run", group_id="run/0")),
     ("times", "a call that ends before it starts", lambda: with_call(0, ended_at=99.5, queue_seconds=0.0)),
     ("times", "waits longer than it lasts", lambda: with_call(0, queue_seconds=60.0)),
     ("times", "ended without an end", lambda: make_trajectory(ended_at=None)),

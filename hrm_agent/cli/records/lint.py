@@ -9,6 +9,7 @@ from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import stored_trajectories
 from hrm_agent.cli.main import main
 from hrm_agent.errors import RunError, StoreError
+from hrm_agent.trajectory import RunStatus, Trajectory
 from hrm_agent.trajectory.lint import INVARIANTS, Finding, lint
 
 __all__ = ["run"]
@@ -21,6 +22,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     arguments = parser.read(words)
     checked, findings, damaged = 0, list[tuple[str, Finding]](), dict[str, str]()
+    silent = 0
 
     def on_damage(id_: str, error: StoreError) -> None:
         damaged[id_] = error.message
@@ -28,13 +30,25 @@ def run(words: list[str]) -> int:
     for trajectory in stored_trajectories(arguments.store, arguments.run, on_damage):
         checked += 1
         findings += [(trajectory.id, finding) for finding in lint(trajectory)]
+        silent += _asked_nothing(trajectory)
     if arguments.run is not None and not (checked or damaged):
         raise RunError(
             f"There is no run {arguments.run!r} in {arguments.store}.",
             f"`hrm-agent history --store {arguments.store}` lists what there is.",
         )
-    _report(Output(as_json=arguments.json), checked, findings, damaged)
+    output = Output(as_json=arguments.json)
+    _report(output, checked, findings, damaged)
+    if silent:
+        output.say(
+            f"{silent} completed rollouts asked no model, which is allowed, and nothing can be learned from them: "
+            "their graph may share a cache."
+        )
     return 1 if findings or damaged else 0
+
+
+def _asked_nothing(trajectory: Trajectory) -> bool:
+    sampled = trajectory.run_id and trajectory.group_id and trajectory.status is RunStatus.COMPLETED
+    return bool(sampled) and not trajectory.calls
 
 
 def _report(output: Output, checked: int, findings: list[tuple[str, Finding]], damaged: dict[str, str]) -> None:

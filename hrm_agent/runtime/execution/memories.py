@@ -37,7 +37,7 @@ from hrm_agent.trajectory.identity import graph_identity
 __all__ = ["RunMemory", "refuse_shared_store"]
 
 Graph = Pregel[Any, Any, Any, Any]
-_log = logging.getLogger("hrm_agent.memory")
+_log = logging.getLogger("hrm_agent.runtime")
 _current: ContextVar[RunMemory | None] = ContextVar("hrm_agent_run_memory", default=None)
 _restored: WeakKeyDictionary[BaseStore, set[tuple[str, str]]] = WeakKeyDictionary()
 """Stores that runs share, and the threads (with the owner of their run store) whose items are in them already."""

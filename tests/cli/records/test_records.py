@@ -71,6 +71,14 @@ def test_lint_of_a_run_that_is_not_there_is_not_passed(store: str, hrm: Command)
     assert done.code == 2 and "There is no run 'typo'" in done.err
 
 
+def test_lint_tells_of_rollouts_that_asked_no_model(hrm: Command, tmp_path: Path) -> None:
+    sample = make_trajectory(calls=(), tool_calls=(), run_id="run", group_id="run/0")
+    with open_store(tmp_path / "s.db") as opened:
+        opened.journal.write_trajectory(sample)
+    done = hrm("lint", str(tmp_path / "s.db"))
+    assert done.code == 0 and "1 completed rollouts asked no model" in done.out
+
+
 def test_lint_names_what_it_finds_and_fails(store: str, hrm: Command) -> None:
     bad = corrupt(store)
     done = hrm("lint", store)
