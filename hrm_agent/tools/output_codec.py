@@ -149,8 +149,8 @@ def _alike(loaded: Any, value: Any) -> bool:
         return False
     if type(value) in _PLAIN:
         return bool(loaded == value)
-    if isinstance(value, Command) and isinstance(value.goto, tuple):
-        value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either
+    if isinstance(value, Command) and isinstance(value.goto, tuple) and isinstance(loaded.goto, list):
+        value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either, and reads a list
     if isinstance(value, dict):
         known = cast("dict[Any, Any]", value)
         return loaded == known and all(_alike(loaded[key], item) for key, item in known.items())
