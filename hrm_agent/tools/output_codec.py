@@ -18,6 +18,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast, get_type_hints
 
 from langchain_core.messages import ToolMessage
+from langchain_core.messages.base import TextAccessor
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Command
@@ -145,6 +146,8 @@ def _same(loaded: Any, value: Any) -> bool:
 
 
 def _alike(loaded: Any, value: Any) -> bool:
+    if type(value) is TextAccessor:  # `message.text`
+        value = str(value)
     if type(loaded) is not type(value):
         return False
     if type(value) in _PLAIN:

@@ -115,6 +115,11 @@ class TaskWrites:
         return any(channel != INTERRUPT for channel, _ in self.channels)
 
     @property
+    def asked(self) -> bool:
+        """It asked a person, and was left until it was answered."""
+        return any(channel == INTERRUPT for channel, _ in self.channels)
+
+    @property
     def is_functional(self) -> bool:
         """It is one of the functional API, which returns a value."""
         return any(channel == RETURN for channel, _ in self.channels)
@@ -148,6 +153,8 @@ def write_changes(
     together are in the next checkpoint (`same_next_tasks`).
     """
     old, new = (_to_compare(writes, ignored) for writes in (recorded, now))
+    if recorded.ended and now.ended and recorded.asked is not now.asked:  # answered before it asked, as in a fork
+        old, new = ([write for write in writes if write[0] != INTERRUPT] for writes in (old, new))
     if [channel for channel, _ in old] == [channel for channel, _ in new]:
         pairs = [(channel, then, value) for (channel, then), (_, value) in zip(old, new, strict=True)]
         differ = [pair for pair in pairs if not _same_write(serializer, *pair[1:], equal)]
