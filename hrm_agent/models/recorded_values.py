@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeGuard, cast
 
 from langchain_core.messages import AIMessage
+from langchain_core.messages.base import TextAccessor
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel, ValidationError
@@ -115,7 +116,7 @@ def _clean(value: Any) -> Any:
 def _is_json(value: Any) -> bool:
     """True if JSON gives it back as it is."""
     kind = type(value)
-    if kind is str:
+    if kind is str or kind is TextAccessor:  # `message.text`, which is a text
         return value.isascii() or _is_text(value)
     if kind is list:
         return all(map(_is_json, value))

@@ -272,6 +272,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             merged = merged_writes(cipher.open(stored, *place), given)
             cursor.execute(f"UPDATE writes SET data = ? WHERE {where}", (cipher.seal(merged, *place), *key))
 
+    def task_paths(self, thread_id: str) -> dict[str, str]:
+        """What LangGraph calls each task of a thread that has written, by the task's id."""
+        query = "SELECT DISTINCT task_id, task_path FROM writes WHERE thread_id = ? AND task_path <> ''"
+        return dict(self._database.read_once(lambda cursor: cursor.execute(query, (thread_id,)).fetchall()))
+
     def put_memory(self, thread_id: str, checkpoint_id: str, items: Sequence[StoredItem]) -> None:
         """Record what the step after a checkpoint of the outermost graph puts into a LangGraph store.
 

@@ -50,6 +50,7 @@ class GraphEffects:
     ) -> None:
         """`drawn`: numbers of questions that the call has taken already; it gets these first."""
         self._pad: Any = (config.get("configurable") or {}).get(SCRATCHPAD)
+        self._recording, self._identity = recording, identity
         self._codec, self._drawn = codec, [*drawn]
         self._wanted: int | None = None
         self._of_task = TaskQuestions(None) if self._pad is None else recording.questions(identity, self._pad.resume)
@@ -117,7 +118,7 @@ class GraphEffects:
             counters = {"subgraphs": given[SCRATCHPAD].subgraph_counter, "tasks": given[SCRATCHPAD].call_counter}
             for name, count in effect["counted"].items():
                 for _ in range(count):
-                    counters[name]()
+                    self._recording.not_run(self._identity, name, counters[name]())
 
     def _take(self, number: int) -> int:
         """The number that a question had, also where calls side by side come in turns.

@@ -18,6 +18,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast, get_type_hints
 
 from langchain_core.messages import ToolMessage
+from langchain_core.messages.base import TextAccessor
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Command
@@ -145,12 +146,14 @@ def _same(loaded: Any, value: Any) -> bool:
 
 
 def _alike(loaded: Any, value: Any) -> bool:
+    if type(value) is TextAccessor:  # `message.text`
+        value = str(value)
     if type(loaded) is not type(value):
         return False
     if type(value) in _PLAIN:
         return bool(loaded == value)
-    if isinstance(value, Command) and isinstance(value.goto, tuple):
-        value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either
+    if isinstance(value, Command) and isinstance(value.goto, tuple) and isinstance(loaded.goto, list):
+        value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either, and reads a list
     if isinstance(value, dict):
         known = cast("dict[Any, Any]", value)
         return loaded == known and all(_alike(loaded[key], item) for key, item in known.items())

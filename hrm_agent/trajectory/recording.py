@@ -184,6 +184,12 @@ class Recording:
         `lost`: what could not be stored of it, in words; empty where a person's answer to it is another one now.
         """
 
+    def not_run(self, identity: GraphIdentity, what: str, number: int) -> None:
+        """Called where a tool call is answered that ran something, which does not run now.
+
+        `what`: `subgraphs` or `tasks`; `number`: which of its task it was.
+        """
+
     def draws(self, key: tuple[str, str, int], identity: Callable[[], GraphIdentity]) -> OpenDraws:
         """What a task draws, recorded values first.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
@@ -110,6 +110,12 @@ async def test_what_is_no_answer_is_run_again(unknown: Any, journal: MemoryJourn
 def test_outputs_come_back_as_they_were(value: Any) -> None:
     back = OutputCodec().unpack(OutputCodec().pack(value))
     assert back == value and type(back) is type(value)
+
+
+@pytest.mark.parametrize("within", [lambda text: text, lambda text: {"found": [text]}])
+def test_the_text_of_a_message_is_a_text(within: Any) -> None:
+    packed = OutputCodec().pack(within(HumanMessage("x").text))
+    assert OutputCodec().unpack(packed) == within("x")
 
 
 @pytest.mark.parametrize("value", [object(), (1, 2), [1, (2, 3)], lambda: 1, Command(update={"lock": object()})])

@@ -243,7 +243,23 @@ class Recorder:
             missing = [found._replace(parent_config=None) for found in missing[:1]] + [*missing[1:]]
         for found in missing:
             kept.adopt(found, {})
+        if own.newest is not None and own.newest.pending_writes and not missing:
+            self._put_lost_writes(own.newest, kept, thread)
         return MirroredSaver(own.saver, kept)
+
+    def _put_lost_writes(self, newest: CheckpointTuple, kept: ObservedThread, thread: str) -> None:
+        """What the program's checkpointer has of tasks and the record has not: a kill fell between the two."""
+        named = {"thread_id": thread, "checkpoint_ns": "", "checkpoint_id": newest.checkpoint["id"]}
+        known = self.store.checkpointer.get_tuple({"configurable": named})
+        if known is None:
+            return
+        on_record = {task for task, _, _ in known.pending_writes or ()}
+        lost: dict[str, list[tuple[str, Any]]] = {}
+        for task, channel, value in newest.pending_writes or ():
+            if task not in on_record:
+                lost.setdefault(task, []).append((channel, value))
+        for task, writes in lost.items():
+            kept.put_writes(newest.config, writes, task)
 
     # the trajectory
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -83,9 +83,14 @@ def same_next_tasks(
     now: CheckpointTuple,
     equal: Equal,
     ignored: Ignored | None = None,
+    managed: Collection[str] = (),
 ) -> bool:
-    """True if the same nodes come next, with the same arguments."""
-    old, new = _next(recorded, ignored), _next(now, ignored)
+    """True if the same nodes come next, with the same arguments.
+
+    `managed`: names of values that LangGraph counts beside the state, such as the steps that remain: they hang on where
+    a run was resumed.
+    """
+    old, new = (_next(found, ignored, managed) for found in (recorded, now))
     return old.keys() == new.keys() and all(_equal(serializer, old[name], new[name], equal) for name in old)
 
 
@@ -108,6 +113,11 @@ class TaskWrites:
     def ended(self) -> bool:
         """One of its attempts ended well."""
         return any(channel != INTERRUPT for channel, _ in self.channels)
+
+    @property
+    def asked(self) -> bool:
+        """It asked a person, and was left until it was answered."""
+        return any(channel == INTERRUPT for channel, _ in self.channels)
 
     @property
     def is_functional(self) -> bool:
@@ -143,6 +153,8 @@ def write_changes(
     together are in the next checkpoint (`same_next_tasks`).
     """
     old, new = (_to_compare(writes, ignored) for writes in (recorded, now))
+    if recorded.ended and now.ended and recorded.asked is not now.asked:  # answered before it asked, as in a fork
+        old, new = ([write for write in writes if write[0] != INTERRUPT] for writes in (old, new))
     if [channel for channel, _ in old] == [channel for channel, _ in new]:
         pairs = [(channel, then, value) for (channel, then), (_, value) in zip(old, new, strict=True)]
         differ = [pair for pair in pairs if not _same_write(serializer, *pair[1:], equal)]
@@ -194,22 +206,31 @@ def _leads_on(channel: str) -> bool:
     return is_internal(channel) and not is_reserved(channel)
 
 
-def _without_ignored(sent: Any, ignored: Ignored) -> Any:
-    """`Send`s as node and argument, without what is to be ignored in the state that they send."""
+def _as_compared(sent: Any, ignored: Ignored | None, managed: Collection[str]) -> Any:
+    """`Send`s as node and argument, without what is to be ignored, or is no part of it, in the state that they send."""
     if isinstance(sent, Send):
-        return [sent.node, ignored.blanked(sent.arg, None, note=False)[0]]
+        state = sent.arg if ignored is None else ignored.blanked(sent.arg, None, note=False)[0]
+        return [sent.node, _without_managed(state, managed)]
     items = cast("Sequence[Any]", sent) if isinstance(sent, (list, tuple)) else None
-    return sent if items is None else [_without_ignored(item, ignored) for item in items]
+    return sent if items is None else [_as_compared(item, ignored, managed) for item in items]
+
+
+def _without_managed(state: Any, managed: Collection[str]) -> Any:
+    """Also where a state is sent within something else, as with a tool call."""
+    if not (managed and isinstance(state, Mapping)):
+        return state
+    held = cast("Mapping[Any, Any]", state)
+    return {name: _without_managed(value, managed) for name, value in held.items() if name not in managed}
 
 
 def _shown_channel(channel: str) -> str:
     return _IN_WORDS.get(channel, channel)
 
 
-def _next(found: CheckpointTuple, ignored: Ignored | None) -> dict[str, Any]:
+def _next(found: CheckpointTuple, ignored: Ignored | None, managed: Collection[str]) -> dict[str, Any]:
     state = _state(found, internal=True)
-    if ignored is not None and SENDS in state:
-        state[SENDS] = _without_ignored(state[SENDS], ignored)
+    if SENDS in state and (managed or ignored is not None):
+        state[SENDS] = _as_compared(state[SENDS], ignored, managed)
     return state
 
 

@@ -7,7 +7,7 @@ too. Where less is looked at than is on record, that is told.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from langgraph.checkpoint.base import CheckpointTuple
@@ -37,19 +37,35 @@ _LEFT = "tasks of a step that the recorded run left before its end"
 _RETRIED = "checkpoints of subgraphs in a step that was tried again or left"
 _CACHED = "tasks that the graph's cache may have answered"
 _NEXT = "sets of tasks to come at the end of a record, which are others now"
+_GRAPHS_IN_TOOLS = "checkpoints of subgraphs that ran in a tool, which is not run again"
+_TASKS_IN_TOOLS = "tasks that a tool called, which is not run again"
 _UNKNOWN = "states with a channel whose value the graph does not say how to make"
 _IGNORED = "writes to channels that --ignore leads into"
 
 Tasks = dict[TaskPath, list[TaskWrites]]
-"""What tasks wrote, by their place. Tasks of the functional API share theirs, in the order of their calls."""
+"""What tasks wrote, by their place. Tasks of the functional API share theirs where LangGraph's names of them are not on
+record."""
 
 
 class SegmentComparison:
     """One segment's: what was compared, and the first difference."""
 
-    def __init__(self, serializer: SerializerProtocol, renaming: Renaming, ignored: Ignored, *, cached: bool) -> None:
-        """`cached`: the graph has a cache, whose results LangGraph does not write."""
+    def __init__(
+        self,
+        serializer: SerializerProtocol,
+        renaming: Renaming,
+        ignored: Ignored,
+        *,
+        cached: bool,
+        managed: Collection[str] = (),
+        in_tools: Callable[[TaskPath, CheckpointTuple], bool] = lambda *_: False,
+    ) -> None:
+        """`cached`: the graph has a cache, whose results LangGraph does not write. `managed`: names of values that
+        LangGraph counts beside the state. `in_tools`: whether what is at a place of the record ran in a tool that was
+        answered.
+        """
         self._serializer, self._renaming, self._ignored, self._cached = serializer, renaming, ignored, cached
+        self._managed, self._in_tools = managed, in_tools
         self._left = Counter[str]()
         self.checkpoints = self.tasks = self.writes = 0
         self.step: int | None = None
@@ -93,7 +109,7 @@ class SegmentComparison:
                 reached = next(each for each in segment.checkpoints if each.checkpoint["id"] == found.checkpoint["id"])
             started = step + 1 if outermost else step
             over = followed and _id(there) in now.followed
-            self._compare_writes(_tasks(found, then_at), _tasks(there, now_at), started, over=over)
+            self._compare_writes(found, _tasks(found, then_at), _tasks(there, now_at), started, over=over)
         if not stopped:
             self._additional(line, now, finished=segment.finished)
         return reached
@@ -107,7 +123,7 @@ class SegmentComparison:
             self._left[_UNKNOWN] += 1
         equal = self._renaming.equal if outermost else self._renaming.learn
         changes = state_changes(self._serializer, found, now, equal, self._ignored)
-        same = not changes and same_next_tasks(self._serializer, found, now, equal, self._ignored)
+        same = not changes and same_next_tasks(self._serializer, found, now, equal, self._ignored, self._managed)
         if not changes and not same and followed:
             changes = (next_changes(found, now),)
         elif not changes and not same:
@@ -115,10 +131,13 @@ class SegmentComparison:
         self._note(step, changes or None)
         return same
 
-    def _compare_writes(self, then: Tasks, now: Tasks, step: int, *, over: bool) -> None:
+    def _compare_writes(self, found: CheckpointTuple, then: Tasks, now: Tasks, step: int, *, over: bool) -> None:
         """`over`: the step of these tasks has ended, on record and now."""
         for place, recorded in then.items():
             there = now.pop(place, [])
+            if not there and self._in_tools(place, found):
+                self._left[_TASKS_IN_TOOLS] += len(recorded)
+                continue
             if len(recorded) != len(there):
                 tasks = sum(bool(place[-1].node) or writes.is_functional for writes in recorded)  # an edit is none
                 self._lone(place, len(recorded) if over else tasks, len(there), step, over=over)
@@ -155,6 +174,8 @@ class SegmentComparison:
         if len(place) == 1:
             self.ended = self.ended or f"it ended after step {now.last}, where the record goes on to step {line.last}"
             self._note(step, ())
+        elif self._in_tools(place, found):
+            self._left[_GRAPHS_IN_TOOLS] += 1
         elif step > now.last or step > line.last or line.retried(found):
             self._left[_RETRIED] += 1
         else:

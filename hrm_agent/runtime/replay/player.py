@@ -18,6 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.managed.base import is_managed_value
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
@@ -155,7 +157,11 @@ class ReplayRun:
         self._store, self._trajectory, self._graph = store, trajectory, graph
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._memory = RunMemory(graph, None, alone=True)
-        self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph)
+        graphs = (graph, *(inner for _, inner in graph.get_subgraphs(recurse=True) if isinstance(inner, Pregel)))
+        channels = (entry for each in graphs for entry in each.channels.items())
+        self._managed = frozenset(name for name, channel in channels if is_managed_value(channel))
+        self._task_paths = self._saver.task_paths(trajectory.thread_id)
+        self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph, self._task_path)
         self._line = lineage(self._saver, trajectory)
         self._states = RecordedStates(self._saver, self._line, self._places, graph)
         self._given_context = context or {}
@@ -256,6 +262,9 @@ class ReplayRun:
             found.append(Segment(self._line[begin : end + 1], end == len(self._line) - 1, finished))
         return found
 
+    def _task_path(self, task_id: str) -> str:
+        return self._task_paths.get(task_id, "")
+
     def _context(self, until: CheckpointTuple) -> Mapping[str, Any]:
         """The run context of the newest input that led to a checkpoint: each turn of a conversation has its own."""
         line = self._line[: self._number(until) + 1]
@@ -288,7 +297,8 @@ class ReplayRun:
         scratch = ScratchSaver(self._saver, start, stop_at, self._states.memories(segment.start))
         played = segment.checkpoints if stop_at is None else segment.checkpoints[:-1]
         steps = {found.checkpoint["id"] for found in played}
-        paths = TaskPathResolver(scratch, self._trajectory.thread_id, self._graph)
+        paths_now = scratch.task_path if self._task_paths else lambda _: ""
+        paths = TaskPathResolver(scratch, self._trajectory.thread_id, self._graph, paths_now)
         learn = learner(self._states, scratch, StateReader(scratch, self._graph), paths, self._renaming)
         match = RequestMatch(self._renaming, self._ignored, template_texts(self._store), learn)
         answers, draws = self._answers(steps, match), RecordedDraws(self._draws, steps, self._places)
@@ -377,7 +387,9 @@ class ReplayRun:
         if segment.finished or not segment.last or asked.place[0].step != step + 1:
             return False
         now = scratch.at(step)
-        alike = now is not None and same_next_tasks(self._saver.serde, segment.end, now, self._renaming.equal)
+        alike = now is not None and same_next_tasks(
+            self._saver.serde, segment.end, now, self._renaming.equal, managed=self._managed
+        )
         return alike and not answers.left_at(asked.place)
 
     # judging
@@ -392,7 +404,14 @@ class ReplayRun:
         asked: UnrecordedRequest | None,
     ) -> Replay:
         states = StateReader(scratch, self._graph, scratch.list({"configurable": {"thread_id": scratch.thread_id}}))
-        seen = SegmentComparison(self._saver.serde, self._renaming, self._ignored, cached=self._graph.cache is not None)
+        seen = SegmentComparison(
+            self._saver.serde,
+            self._renaming,
+            self._ignored,
+            cached=self._graph.cache is not None,
+            managed=self._managed,
+            in_tools=partial(self._in_tools, answers, paths),
+        )
         refused = self._effects.refuse and bool(self._effects.found)
         stopped = asked is not None or self._cut or refused
         reached = seen.compare(segment, self._states, self._places, states, paths, stopped=stopped)
@@ -425,6 +444,24 @@ class ReplayRun:
             changes=found or (seen.changes if differs else ()),
             on_the_way=differs and not found and bool(seen.changes),
             ended=ended,
+        )
+
+    def _in_tools(
+        self, answers: RecordedAnswers, paths: TaskPathResolver, place: TaskPath, found: CheckpointTuple
+    ) -> bool:
+        """Whether a subgraph or a task of the functional API ran in a tool that was answered.
+
+        Earlier versions did not note that; then the time of the call tells it of a subgraph.
+        """
+        if any(paths.is_within(place, *what) for what in answers.not_run):
+            return True
+        namespace = found.config.get("configurable", {})["checkpoint_ns"]
+        made = datetime.fromisoformat(found.checkpoint["ts"])
+        return not place[-1].node and any(
+            f"{namespace}|".startswith(f"{call.identity.checkpoint_ns}|")
+            and call.started_at <= made.timestamp() <= (call.ended_at or 0.0)
+            for call in self._trajectory.tool_calls
+            if call.identity.checkpoint_ns and not call.graph_effects
         )
 
     def _ended_otherwise(self, segment: Segment, error: Exception | None) -> str:

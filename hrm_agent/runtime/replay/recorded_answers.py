@@ -88,6 +88,8 @@ class RecordedAnswers:
     interrupt asks again."""
     given_tools: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     """Tool calls given out, by the id that their records would have now."""
+    not_run: set[tuple[str, GraphIdentity, int]] = field(default_factory=set[tuple[str, GraphIdentity, int]])
+    """What tools ran that were answered: `subgraphs` or `tasks`, the task around the tool, and which of it."""
     loosely: RequestMatch | None = None
     """Finds an answer to a request that is not on record word for word; None: there is none."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -256,6 +258,9 @@ class ReplayRecording(Recording):
         if not lost:
             self._stop(UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started))
         note_effect(Effect(started.identity.node, f"runs the tool {started.name!r} again: {lost}"))
+
+    def not_run(self, identity: GraphIdentity, what: str, number: int) -> None:
+        self._answers.not_run.add((what, identity, number))
 
     def _open_draws(self, identity: GraphIdentity) -> OpenDraws:
         return OpenDraws(identity, self._recorded.of(identity, self._places.of(identity)))

@@ -9,7 +9,7 @@ place of each task, at every depth, even where parallel branches ask the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
@@ -21,6 +21,10 @@ from hrm_agent.trajectory import GraphIdentity
 __all__ = ["PathStep", "TaskPath", "TaskPathResolver", "in_words", "without_steps"]
 
 
+_FUNCTIONAL = f"~{PUSH}, ~"
+"""Begin of the name that LangGraph gives a task of the functional API: its caller's, and which of its calls it is."""
+
+
 class PathStep(NamedTuple):
     """A task within its own graph."""
 
@@ -29,7 +33,8 @@ class PathStep(NamedTuple):
     node: str
     """Name of the node."""
     number: str
-    """Number of the `Send` that made it; empty for a node that its edges trigger."""
+    """Number of the `Send` that made it; empty for a node that its edges trigger. Of a task of the functional API the
+    calls that led to it, where they are known."""
 
 
 TaskPath = tuple[PathStep, ...]
@@ -50,8 +55,17 @@ def in_words(place: TaskPath) -> str:
 class TaskPathResolver:
     """The places of the tasks of one thread."""
 
-    def __init__(self, saver: BaseCheckpointSaver[Any], thread_id: str, graph: Pregel[Any, Any, Any, Any]) -> None:
-        self._saver, self._thread_id = saver, thread_id
+    def __init__(
+        self,
+        saver: BaseCheckpointSaver[Any],
+        thread_id: str,
+        graph: Pregel[Any, Any, Any, Any],
+        paths: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        """`paths`: what LangGraph calls a task that has written, by its id: it tells tasks of the functional API apart;
+        empty where that is not known.
+        """
+        self._saver, self._thread_id, self._paths = saver, thread_id, paths
         subgraphs = [graph, *(found for _, found in graph.get_subgraphs(recurse=True) if isinstance(found, Pregel))]
         self._triggers = {
             (name, tuple(sorted(node.triggers))) for found in subgraphs for name, node in found.nodes.items()
@@ -72,6 +86,8 @@ class TaskPathResolver:
         """Where the task stands that wrote to a checkpoint."""
         step = self._step(namespace, checkpoint_id)
         node, index = self._made_by(namespace, checkpoint_id, task_id, "")
+        if not node and (path := self._paths(task_id)).startswith(_FUNCTIONAL):
+            index = path
         return (*self._around(namespace, checkpoint_id, ""), PathStep(step, node, index))
 
     def of_checkpoint(self, found: CheckpointTuple) -> TaskPath:
@@ -79,6 +95,18 @@ class TaskPathResolver:
         configured = found.config.get("configurable", {})
         around = self._around(configured["checkpoint_ns"], configured["checkpoint_id"], "")
         return (*around, PathStep(found.metadata.get("step", -1), "", ""))
+
+    def is_within(self, place: TaskPath, what: str, identity: GraphIdentity, number: int) -> bool:
+        """Whether a place lies in a subgraph or task of the functional API (`what`) that a task ran."""
+        task = self.of(identity)
+        if what == "tasks":
+            called = f"~{PUSH}, {self._paths(identity.task_id)}, {number:010d}, "
+            return place[: len(task) - 1] == task[:-1] and any(
+                called in level.number for level in place[len(task) - 1 :]
+            )
+        after = place[len(task)] if len(place) > len(task) else None
+        numbered = after is not None and after.node.isdecimal() and after == PathStep(0, after.node, "")
+        return place[: len(task)] == task and (after.node if after and numbered else "0") == str(number)
 
     def _around(self, namespace: str, checkpoint_id: str, root: str) -> Iterator[PathStep]:
         """The tasks around a graph."""

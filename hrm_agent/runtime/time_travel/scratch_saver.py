@@ -6,7 +6,7 @@ with what they knew then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -35,6 +35,7 @@ class ScratchSaver(InMemorySaver):
         self._store, self._stop_at = store, None
         self.unread: list[RunnableConfig] = []
         """Where checkpoints were put that nobody has looked at yet."""
+        self._task_paths: dict[str, str] = {}
         self._thread = {"thread_id": str(start.config["configurable"]["thread_id"]), "checkpoint_ns": ""}  # pyright: ignore[reportTypedDictNotRequiredAccess]
         for found in (*memories, start):
             namespace = found.config.get("configurable", {}).get("checkpoint_ns", "")
@@ -55,6 +56,17 @@ class ScratchSaver(InMemorySaver):
         if outermost and self._stop_at is not None and metadata.get("step", -1) >= self._stop_at:
             raise StopStepReached
         return saved
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        super().put_writes(config, writes, task_id, task_path)
+        if task_path:
+            self._task_paths[task_id] = task_path
+
+    def task_path(self, task_id: str) -> str:
+        """What LangGraph calls a task that has written."""
+        return self._task_paths.get(task_id, "")
 
     def get_next_version(self, current: Any, channel: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._store.get_next_version(current, channel)
@@ -77,7 +89,8 @@ class ScratchSaver(InMemorySaver):
     def questions(self) -> Iterator[tuple[str, str, str, Interrupt, int]]:
         """Namespace, checkpoint and task of each `interrupt()` that waits, and how many that task had answered.
 
-        A subgraph's question stands on every level around it too; it is answered where it was asked.
+        A question of a subgraph, or of a task that a task called, stands at all tasks around it too; it is answered
+        where it was asked.
         """
         innermost: dict[str, tuple[str, str, str, Interrupt, int]] = {}
         for namespace in self.storage[self._thread["thread_id"]]:
@@ -89,6 +102,10 @@ class ScratchSaver(InMemorySaver):
                 answered = next((value for t, c, value in writes if (t, c) == (task, RESUME)), [])
                 for question in asked:
                     known = innermost.get(question.id)
-                    if known is None or len(known[0]) < len(namespace):
+                    if known is None or self._depth(known[0], known[2]) < self._depth(namespace, task):
                         innermost[question.id] = (namespace, newest.checkpoint["id"], task, question, len(answered))
         yield from innermost.values()
+
+    def _depth(self, namespace: str, task_id: str) -> tuple[int, int]:
+        """Greater for what is within."""
+        return len(namespace), len(self.task_path(task_id))

@@ -27,7 +27,7 @@ from hrm_agent.errors import RunError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.newest_state import newest_state
-from hrm_agent.runtime.replay.player import replay_async
+from hrm_agent.runtime.replay.player import ReplayVerdict, replay_async
 from hrm_agent.runtime.time_travel.fork import fork, history
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.maintenance import verify
@@ -234,6 +234,25 @@ async def test_a_program_that_goes_back_branches_off_on_record(tmp_path: Path) -
     with open_store(tmp_path / "record.db") as store:
         assert texts(newest_state(store, "talk", "")) == texts(graph.get_state(TALK).values)
         assert len(list(store.checkpointer.list(TALK))) == len(list(graph.get_state_history(TALK)))
+
+
+async def test_writes_that_a_kill_kept_from_the_record_are_put_there(
+    tmp_path: Path, environment: LocalEnvironment
+) -> None:
+    builder = StateGraph(MessagesState).add_node("echo", lambda _: {"messages": [AIMessage("done", id="done")]})
+    builder.add_node("ask", lambda _: {"messages": [AIMessage(interrupt("How was it?"), id="asked")]})
+    graph = builder.add_edge(START, "echo").add_edge(START, "ask").compile(checkpointer=InMemorySaver())
+    where = tmp_path / "record.db"
+    with record(where):
+        graph.invoke(said("one"), TALK)
+    with open_store(where) as store:
+        query = "DELETE FROM writes WHERE checkpoint_id = (SELECT max(id) FROM checkpoints)"
+        store.database.write(lambda cursor: cursor.execute(query))
+    with record(where):
+        graph.invoke(Command(resume="fine"), TALK)
+    with open_store(where) as store:
+        found = await replay_async(store, "talk", graph=graph)
+        assert (found.verdict, found.changes, found.ended) == (ReplayVerdict.EQUAL, (), "")
 
 
 class Opaque:

@@ -26,6 +26,7 @@ from langgraph.types import Command, interrupt
 
 from hrm_agent import record
 from hrm_agent.errors import StoreFullError
+from hrm_agent.models.recorded_values import unpack_answer
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.recording.record import current_recorder
 from hrm_agent.runtime.replay.player import replay
@@ -442,6 +443,26 @@ async def test_an_answer_that_json_cannot_hold_does_not_end_the_program(where: P
     assert [(each["signature"], type(each["raw"])) for each in seen] == [(b"\x12\xff", Odd)] * 3
     (trajectory,) = recorded(where)
     assert [call.lost for call in trajectory.calls] == [("additional_kwargs.raw: Odd",)] * 3
+
+
+class Quoting(BaseChatModel):
+    """Calls a tool with the text of a message, which LangChain has a class for."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "quoting"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        call = {"name": "search", "args": {"query": messages[-1].text}, "id": "c"}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
+
+
+async def test_the_text_of_a_message_is_kept(where: Path) -> None:
+    async with record(where):
+        await asking(lambda state: {"messages": [Quoting().invoke(state["messages"])]}).ainvoke(said("whales"))
+    (trajectory,) = recorded(where)
+    (call,) = trajectory.calls
+    assert call.lost is None and unpack_answer(call).tool_calls[0]["args"] == {"query": "whales"}
 
 
 @pytest.mark.parametrize(

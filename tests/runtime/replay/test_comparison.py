@@ -155,6 +155,31 @@ async def test_a_question_is_compared_and_its_answer_given(store: RunStore, envi
     assert (found.verdict, where(found)) == (ReplayVerdict.DIFFERS, ["question written by ask"])
 
 
+async def test_each_task_of_the_functional_api_gets_its_own_answer(
+    store: RunStore, environment: LocalEnvironment
+) -> None:
+    await run(store, environment, "asks_in_tasks")
+    for number in range(5):
+        assert (await replay_async(store, "t")).equal
+        await go_on(store, "asks_in_tasks", Command(resume=f"{number}"))
+    found = await replay_async(store, "t")
+    assert (found.verdict, found.changes, found.tasks) == (ReplayVerdict.EQUAL, (), 6)
+
+
+async def test_what_ran_in_a_tool_that_is_answered_is_told(store: RunStore, environment: LocalEnvironment) -> None:
+    """The steps that remain, which are sent on, are another number in a replay."""
+    await run(store, environment, "in_tools")
+    found = await replay_async(store, "t")
+    assert (found.verdict, found.changes, found.ended) == (ReplayVerdict.EQUAL, (), "")
+    assert found.not_compared == (
+        "2 tasks that a tool called, which is not run again",
+        "16 checkpoints of subgraphs that ran in a tool, which is not run again",
+    )
+    compared_agents.runs_inner = False
+    found = await replay_async(store, "t")
+    assert (found.verdict, found.changes[0].channel) == (ReplayVerdict.DIFFERS, "subgraph")
+
+
 async def test_an_attempt_that_failed_is_told(store: RunStore, environment: LocalEnvironment) -> None:
     failed = await run(store, environment, "fails_once")
     assert failed.error == "ValueError: away"

@@ -6,11 +6,13 @@ import operator
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, AnyMessage
+from langchain_core.tools import tool
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
+from langgraph.managed import RemainingSteps
 from langgraph.types import RetryPolicy, Send, interrupt
 
 word = "draft"
@@ -146,6 +148,70 @@ def functional(given: Any) -> dict[str, Any]:
     futures = [double(number) for number in (1, 2)]
     lengths = [len(future.result()) for future in futures]
     return {"messages": [AIMessage(str(len(lengths)), id="m")]}
+
+
+@task
+def human(about: str) -> str:
+    return f"{about}: {interrupt(about)}"
+
+
+@task
+def two_humans(about: str) -> str:
+    return " ".join(human(f"{about} {number}").result() for number in (1, 2))
+
+
+@entrypoint()
+def asks_in_tasks(given: Any) -> dict[str, Any]:
+    said = [human("a").result(), human("b").result(), two_humans("c").result(), interrupt("end")]
+    return {"messages": [AIMessage("; ".join(said), id="m")]}
+
+
+# subgraphs and tasks in tools
+
+
+@tool
+def through_a_graph(x: int) -> str:
+    """Run a graph."""
+    return str(_steps_inside.invoke({"note": f"{x}"}).get("answer"))
+
+
+@tool
+def through_a_task(x: int) -> str:
+    """Run a functional task."""
+    return double(x).result()
+
+
+_steps_inside = _line(early, late)
+
+
+class Counted(Plan):
+    remaining_steps: RemainingSteps
+
+
+def by_hand(state: Counted) -> dict[str, Any]:
+    """Runs a tool's graph, its own, and a tool's again."""
+    said = [through_a_graph.invoke({"x": 1}), through_a_task.invoke({"x": 1}), double(3).result()]
+    if runs_inner:
+        _steps_inside.invoke({"note": "own"})
+    return {"parts": [*said, through_a_graph.invoke({"x": 2}), through_a_task.invoke({"x": 2})]}
+
+
+def sent_on(state: Counted) -> list[Send]:
+    return [Send("sent", {"within": {**state}}), Send("sent", state)]
+
+
+def sent(state: Any) -> dict[str, Any]:
+    return {"parts": [through_a_graph.invoke({"x": 4})]}
+
+
+in_tools = (
+    StateGraph(Counted)
+    .add_node(by_hand)
+    .add_node(sent)
+    .add_edge(START, "by_hand")
+    .add_conditional_edges("by_hand", sent_on, ["sent"])
+    .compile()
+)
 
 
 # questions, attempts
