@@ -114,7 +114,7 @@ def test_a_thread_with_types_of_ones_own_resumes_in_a_folder_of_another_name(way
         count = ValueCount()
         assert "which is not allowed" in " ".join(verify(opened, (), count))
         assert "own_agent.Home.Note" in " ".join(count.refused.values()) and count.made
-    assert "verdict      equal" in command(two, "replay", "t", "--graph", "./own_agent.py:graph", "--store", store)
+    assert "equal, byte for byte" in command(two, "replay", "t", "--graph", "./own_agent.py:graph", "--store", store)
 
 
 LAYOUTS = {

@@ -395,7 +395,11 @@ def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any
     else:
         held = dataclasses.is_dataclass(hint) or issubclass(hint, (BaseModel, BaseModelV1, tuple))
         secret = issubclass(hint, (SecretStr, SecretBytes))
-        if held or secret or issubclass(hint, (Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset)):
+        if (
+            held
+            or secret
+            or issubclass(hint, (Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset))
+        ):
             found.add((hint.__module__, hint.__qualname__))
     if held:
         with suppress(Exception):  # names that are not there when the program runs
