@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import ensure_config
 from langgraph.errors import GraphBubbleUp
 
@@ -76,6 +76,7 @@ class _ModelRequest:
     ) -> None:
         self._recording, self._model = recording, _model_name(model, options)
         identity = graph_identity(metadata, str(uuid4()))
+        self._namespace = identity.checkpoint_ns
         asked = plain({name: value for name, value in options.items() if name not in _TRACED and value is not None})
         context = HashedContext.of(messages)
         tools: Sequence[Any] = asked.get("tools") or ()
@@ -136,12 +137,16 @@ class _ModelRequest:
 
     def next(self, chunks: Iterator[T]) -> T | None:
         """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
-        with while_answered(self._pending.identity.checkpoint_ns):
+        with while_answered(self._namespace):
             return next(chunks, None)
+
+    def each(self, chunks: Iterator[T]) -> Iterator[T]:
+        while (chunk := self.next(chunks)) is not None:
+            yield chunk
 
     async def anext(self, chunks: AsyncIterator[T]) -> T | None:
         """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
-        with while_answered(self._pending.identity.checkpoint_ns):
+        with while_answered(self._namespace):
             return await anext(chunks, None)
 
     def _release(self) -> None:
@@ -232,7 +237,7 @@ def _streaming(entry: Any) -> Any:
             return
         with question, _Kept(question) as kept:
             if question.claimed is not None:
-                yield from kept.on_record(self)
+                yield from question.each(entry(_OnRecord(self, question), input, config, stop=stop, **options))
             else:
                 yield from kept.through(iter(entry(self, input, config, stop=stop, **options)))
 
@@ -259,8 +264,9 @@ def _streaming_async(entry: Any) -> Any:
             return
         with question, _Kept(question) as kept:
             if question.claimed is not None:
-                for shown in kept.on_record(self):
-                    yield shown
+                answer = entry(_OnRecord(self, question), input, config, stop=stop, **options)
+                while (chunk := await question.anext(answer)) is not None:
+                    yield chunk
             else:
                 async for shown in kept.through_async(aiter(entry(self, input, config, stop=stop, **options))):
                     yield shown
@@ -271,6 +277,32 @@ def _streaming_async(entry: Any) -> Any:
 _LEFT = RaisedError(kinds=(), message="the program left the stream")
 
 
+class _OnRecord:
+    """A model whose stream is the record's, so that callbacks and streams of events hear of it as of the model's own.
+
+    The recorded answer is one chunk; of a stream that broke off it is what there was, then the error.
+    """
+
+    rate_limiter = output_version = None
+    """There is nothing to wait for, and the content has its form already."""
+
+    def __init__(self, model: BaseChatModel, question: _ModelRequest) -> None:
+        self._model, self._question = model, question
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def _stream(self, *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:
+        call = self._question.claimed
+        if call is not None and call.response:
+            yield ChatGenerationChunk(message=as_chunk(unpack_answer(call)))
+        self._question.recorded(self._model)
+
+    async def _astream(self, *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
+        for chunk in self._stream():
+            yield chunk
+
+
 class _Kept:
     """The chunks of a stream, the newest of which is kept back until the next has come."""
 
@@ -279,13 +311,6 @@ class _Kept:
         self._chunks: list[AIMessageChunk] = []
         self._said: dict[str, Any] = {}
         """What the provider says of the answer, the newest of each: LangChain's sum joins texts that each chunk has."""
-
-    def on_record(self, model: BaseChatModel) -> Iterator[AIMessageChunk]:
-        """The recorded answer as one chunk; of a stream that broke off what there was, then the error."""
-        call = self._question.claimed
-        if call is not None and call.response:
-            yield as_chunk(unpack_answer(call))
-        self._question.recorded(model)
 
     def through(self, chunks: Iterator[AIMessageChunk]) -> Iterator[AIMessageChunk]:
         """The chunks of the model, the last one when the whole answer is on record."""

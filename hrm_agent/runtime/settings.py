@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal, TypedDict, cast
 from pydantic import BaseModel, ConfigDict, Field, FieldSerializationInfo, field_serializer, field_validator
 
 from hrm_agent.config import COMPARED, ONE_BY_ONE, secret_in
-from hrm_agent.import_by_name import file_named
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
-from hrm_agent.import_by_name import types_by_name
+from hrm_agent.import_by_name import file_named, types_by_name
 from hrm_agent.trajectory import Sampling
 
 __all__ = [

@@ -358,6 +358,12 @@ def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [(module, name) for module, _, name in (text.partition(":") for text in names)]
 
 
+_WITHOUT_HINTS = (
+    *(Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset),
+    *(SecretStr, SecretBytes),
+)
+
+
 @lru_cache(maxsize=32)
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
     """(module, name) of the types in the state of a graph and of its subgraphs, and of what nodes send each other."""

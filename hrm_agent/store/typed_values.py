@@ -288,7 +288,7 @@ def _way(value: Any, type_: type) -> str | None:
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
-    """Without what a `cached_property` has left there, which is made again, and what `typing` notes of `Class[int]()`."""
+    """Without what a `cached_property` has left there, which is made again, and what `typing` notes of `C[int]()`."""
     held: dict[str, Any] = getattr(value, "__dict__", {})
     return {
         name: item
