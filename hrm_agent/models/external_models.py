@@ -16,6 +16,7 @@ class above it, cannot be seen here, and is made again.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -100,6 +101,15 @@ class _ModelRequest:
         if call.error is not None and call.error.kinds:
             raise raised(call.error, type(model))
         return unpack_answer(call) if call.response else AIMessage("")
+
+    async def as_cancelled(self) -> None:
+        """Wait, where the program cancelled the recorded call, to be cancelled again; nothing for any other call.
+
+        Not for ever: raises what says so where the program does not do it this time.
+        """
+        call = self.claimed
+        if call is not None and call.error is not None and call.error.kinds == _CANCELLED.kinds:
+            await asyncio.sleep(_PATIENCE + 2 * (call.ended_at - call.started_at))
 
     def close(self, answer: BaseMessage) -> BaseMessage:
         """Commit the record; the answer as it will be given back: itself, with what ties it to its record.
@@ -211,9 +221,15 @@ def _answering_async(entry: Any) -> Any:
             if question is None:
                 return await entry(self, messages, stop=stop, run_manager=run_manager, **options)
             with question:
+                await question.as_cancelled()
                 if (recorded := question.recorded(self)) is not None:
                     return _result(recorded)
-                return _recorded(question, await entry(self, messages, stop=stop, run_manager=run_manager, **options))
+                try:
+                    result = await entry(self, messages, stop=stop, run_manager=run_manager, **options)
+                except asyncio.CancelledError:
+                    question.fail(_CANCELLED)
+                    raise
+                return _recorded(question, result)
 
     return answer
 
@@ -275,6 +291,9 @@ def _streaming_async(entry: Any) -> Any:
 
 
 _LEFT = RaisedError(kinds=(), message="the program left the stream")
+_CANCELLED = RaisedError(kinds=("asyncio:CancelledError",), message="the call was cancelled")
+_PATIENCE = 10.0
+"""Seconds in which a replay is waited for to cancel a call, beside twice those after which the recorded run did."""
 
 
 class _OnRecord:
@@ -299,8 +318,11 @@ class _OnRecord:
         self._question.recorded(self._model)
 
     async def _astream(self, *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
-        for chunk in self._stream():
-            yield chunk
+        call = self._question.claimed
+        if call is not None and call.response:
+            yield ChatGenerationChunk(message=as_chunk(unpack_answer(call)))
+        await self._question.as_cancelled()
+        self._question.recorded(self._model)
 
 
 class _Kept:
@@ -368,8 +390,12 @@ class _Kept:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is GeneratorExit and not self._question.over and len(self._chunks) > 1:
+        if self._question.over:
+            return
+        if kind is GeneratorExit and len(self._chunks) > 1:
             self._question.fail(_LEFT, self._sum(self._chunks[:-1]))
+        if kind is asyncio.CancelledError:
+            self._question.fail(_CANCELLED, self._sum(self._chunks[:-1]))
 
 
 def _recorded(question: _ModelRequest, result: ChatResult) -> ChatResult:

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -23,11 +23,14 @@ from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.types import Send
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, PrivateAttr, RootModel, SecretStr
 
 from hrm_agent.store.refusals import RefusedValue, UnknownType, Unstorable
-from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.serializer import StrictSerializer, declared_types
 from hrm_agent.store.typed_values import difference
+
+
+T = TypeVar("T")
 
 
 class Phase(str, enum.Enum):  # noqa: UP042  # as many write it
@@ -51,6 +54,19 @@ class Bag(dict[str, Any]):
 class Pair(NamedTuple):
     a: Any
     b: Any
+
+
+class Pairs(RootModel[list[tuple[int, int]]]):
+    pass
+
+
+@dataclass
+class Result(Generic[T]):
+    held: Any
+
+
+class Box(BaseModel, Generic[T]):
+    item: Any
 
 
 @dataclass
@@ -145,6 +161,12 @@ KEPT: list[Any] = [
     Outer.Inner((1,)),
     Odd("x", 3),
     KeyError("a"),
+    FileNotFoundError(2, "no such file", "a.txt"),
+    UnicodeDecodeError("utf-8", b"a", 0, 1, "why"),
+    ImportError("none", name="a"),
+    Pairs([(1, 2)]),
+    Result[int]({1}),
+    Box[int](item=(1,)),
     np.arange(6).reshape(2, 3).T,
     np.float64(1.5),
     np.array(["a", "bc"]),
