@@ -23,6 +23,7 @@ from hrm_agent.trajectory import content_hash
 __all__ = [
     "LOCAL_NAMES",
     "NoFileError",
+    "file_named",
     "import_by_name",
     "imported_files",
     "local_modules",
@@ -77,10 +78,14 @@ def _imported(path: Path, module_name: str) -> ModuleType:
     if spec is None or spec.loader is None or not path.exists():
         near = nearest(path.name, (each.name for each in path.parent.glob("*.py")))
         raise NoFileError(f"There is no file {path.name} in {path.parent.resolve()}. {near}".strip(), _LOOKED_FOR)
-    _refuse_modules_of_others(path.resolve())
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(folder)  # where a program's own folder is, Python finds the modules beside it
+    root, name = _place_in_project(str(path))
+    for folder in (path.resolve().parent, root):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # where Python finds the modules beside a program, and its project's packages
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    _refuse_modules_of_others(path.resolve(), package)
     module = importlib.util.module_from_spec(spec)
+    module.__package__ = package  # `from .models import` is looked for there
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
@@ -90,14 +95,23 @@ def _imported(path: Path, module_name: str) -> ModuleType:
     return module
 
 
-def _refuse_modules_of_others(path: Path) -> None:
+def _refuse_modules_of_others(path: Path, package: str) -> None:
     """Raises `ImportError` where the file would be given another project's module in place of the one beside it."""
     try:
         statements = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError):  # importing it says so
         return
     imported = [name.name for each in statements if isinstance(each, ast.Import) for name in each.names]
-    imported += [each.module for each in statements if isinstance(each, ast.ImportFrom) and each.module]
+    froms = [each for each in statements if isinstance(each, ast.ImportFrom)]
+    imported += [each.module for each in froms if each.module and not each.level]
+    if package and any(each.level for each in froms):
+        found = importlib.util.find_spec(package)
+        folders = [*(found.submodule_search_locations or ())] if found is not None else []
+        if str(path.parent) not in [str(Path(folder).resolve()) for folder in folders]:
+            raise ImportError(
+                f"{path} imports from its own package, {package}, and under this name Python finds "
+                f"{' and '.join(folders) or 'no package'}. Name the graph as package.module:attribute"
+            )
     for name in {name.partition(".")[0] for name in imported} - {path.stem}:
         beside = (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py")
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -108,26 +122,45 @@ def _refuse_modules_of_others(path: Path) -> None:
             )
 
 
+def file_named(name: str) -> str:
+    """`package.module:attribute` and `./file.py:attribute` in one form, by their file; the name itself without one."""
+    module, colon, attribute = name.rpartition(":")
+    if not colon:
+        return name
+    parts = [] if module.endswith(".py") else module.split(".")
+    ends = ((*parts[:-1], f"{parts[-1]}.py"), (*parts, "__init__.py")) if parts else ((module,),)
+    places = (Path(folder, *end) for folder in (Path.cwd(), *sys.path) for end in ends)
+    file = next((place.resolve() for place in places if place.is_file()), None)
+    if file is None:
+        return name
+    return f"./{file.relative_to(Path.cwd())}:{attribute}" if file.is_relative_to(Path.cwd()) else f"{file}:{attribute}"
+
+
 def natural_name(module: str) -> str:
     """The name that Python gives a loaded module within its project; the same for one that has no other."""
     found = sys.modules.get(module)
     if module == _PROGRAM and (spec := getattr(found, "__spec__", None)) is not None:
         return str(spec.name)
     file = getattr(found, "__file__", None) if module == _PROGRAM or module.startswith(_PREFIX) else None
-    return module if file is None else _name_in_project(file)
+    return module if file is None else _place_in_project(file)[1]
 
 
 @cache
-def _name_in_project(file: str) -> str:
-    """From the nearest folder of a project on, or its `src`; without one from the folder around its packages on."""
+def _place_in_project(file: str) -> tuple[Path, str]:
+    """The folder that a file's module is found from, and its name there.
+
+    From the folder around its packages on; without packages from the nearest folder of a project, or its `src`. A `src`
+    is none of the packages.
+    """
     path = Path(file).resolve()
-    root = next((each for each in path.parents if any((each / name).is_file() for name in _PROJECT_FILES)), None)
-    if root is None:
-        root = next(each for each in path.parents if not (each / "__init__.py").is_file())
-    elif root / "src" in path.parents:
+    around = next(each for each in path.parents if not (each / "__init__.py").is_file())
+    root = next((each for each in path.parents if any((each / name).is_file() for name in _PROJECT_FILES)), around)
+    if root / "src" in path.parents:
         root /= "src"
+    if around != path.parent and root in around.parents:
+        root = around
     parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+    return root, ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
 def stem_of(module: str) -> str:

@@ -12,7 +12,7 @@ import ormsgpack
 import pytest
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.import_by_name import import_by_name, natural_name, stem_of, types_by_name
+from hrm_agent.import_by_name import file_named, import_by_name, natural_name, stem_of, types_by_name
 from hrm_agent.store import open_store
 from hrm_agent.store.refusals import RefusedValue, UnknownType
 from hrm_agent.store.serializer import StrictSerializer
@@ -95,7 +95,7 @@ def command(folder: Path, *words: str) -> str:
 WAYS = {
     "a file": (["run", "x", "--graph", "./own_agent.py:graph", "--thread", "t"], "./own_agent.py:graph"),
     "a program": (["record"], "./own_agent.py:graph"),
-    "a module": (["run", "x", "--graph", "own_agent:graph", "--thread", "t"], "own_agent:graph"),
+    "a module": (["run", "x", "--graph", "own_agent:graph", "--thread", "t"], "./own_agent.py:graph"),
 }
 
 
@@ -109,15 +109,14 @@ def test_a_thread_with_types_of_ones_own_resumes_in_a_folder_of_another_name(way
     program = ["--", sys.executable, "own_agent.py"] if words == ["record"] else []
     command(one, *words, "--store", store, *program)
     one.rename(two)
-    command(two, "resume", "t", "--answer", "yes", "--graph", graph, "--store", store)
+    command(two, "resume", "t", "--answer", "yes", "--graph", graph, "--store", store)  # however it was named
     with open_store(store) as opened:
         (found,) = opened.journal.trajectories()
         assert found.answer == ANSWER
         count = ValueCount()
         assert "which is not allowed" in " ".join(verify(opened, (), count))
         assert "own_agent.Home.Note" in " ".join(count.refused.values()) and count.made
-    replayed = command(two, "replay", "t", "--graph", "./own_agent.py:graph", "--store", store)
-    assert "equal, byte for byte" in replayed
+    assert "equal, byte for byte" in command(two, "replay", "t", "--graph", "./own_agent.py:graph", "--store", store)
 
 
 LAYOUTS = {
@@ -125,6 +124,8 @@ LAYOUTS = {
     ("pyproject.toml", "agent.py"): "agent",
     ("pyproject.toml", "src/pkg/__init__.py", "src/pkg/agent.py"): "pkg.agent",
     ("langgraph.json", "agents/agent.py"): "agents.agent",
+    ("langgraph.json", "back/app/__init__.py", "back/app/agent.py"): "app.agent",
+    ("pyproject.toml", "src/__init__.py", "src/pkg/__init__.py", "src/pkg/agent.py"): "pkg.agent",
     ("pkg/__init__.py", "pkg/inner/__init__.py", "pkg/inner/agent.py"): "pkg.inner.agent",
 }
 
@@ -193,3 +194,37 @@ def test_a_file_that_two_threads_want_at_once_is_run_once_and_whole(tmp_path: Pa
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(get, range(2))
     assert first is second
+
+
+def test_a_file_of_a_package_imports_from_beside_it_and_above(tmp_path: Path) -> None:
+    inner = tmp_path / "src" / "pack_of_relatives" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text("")
+    (inner.parent / "models.py").write_text("class Plan:\n    pass\n")
+    (inner / "agent.py").write_text("from ..models import Plan\nfrom . import near\n")
+    (inner / "near.py").write_text("import pack_of_relatives.models\n")
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").write_text("")
+    module = import_by_name("src/pack_of_relatives/inner/agent.py", str(tmp_path))
+    assert (
+        module.Plan.__module__ == "pack_of_relatives.models"
+        and module.near.pack_of_relatives.models.Plan is module.Plan
+    )
+    other = tmp_path / "other" / "pack_of_relatives"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    (other / "agent.py").write_text("from .models import Plan\n")
+    with pytest.raises(ImportError, match=r"its own package, pack_of_relatives, and .* Python finds .*src"):
+        import_by_name("other/pack_of_relatives/agent.py", str(tmp_path))
+
+
+def test_a_module_and_its_file_name_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pkg").mkdir()
+    for file in ("agent.py", "pkg/__init__.py", "pkg/agent.py"):
+        (tmp_path / file).write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert file_named("agent:graph") == file_named("./agent.py:graph") == file_named(f"{tmp_path}/agent.py:graph")
+    assert file_named("pkg.agent:graph") == file_named("pkg/agent.py:graph") != file_named("agent:graph")
+    assert file_named("pkg:graph") == file_named("./pkg/__init__.py:graph")
+    assert file_named("agent:other") != file_named("agent:graph")
+    assert [file_named(name) for name in ("tool_loop", "not_there:graph")] == ["tool_loop", "not_there:graph"]

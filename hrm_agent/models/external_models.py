@@ -16,6 +16,7 @@ class above it, cannot be seen here, and is made again.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables.config import ensure_config
 from langgraph.errors import GraphBubbleUp
 
@@ -76,6 +77,7 @@ class _ModelRequest:
     ) -> None:
         self._recording, self._model = recording, _model_name(model, options)
         identity = graph_identity(metadata, str(uuid4()))
+        self._namespace = identity.checkpoint_ns
         asked = plain({name: value for name, value in options.items() if name not in _TRACED and value is not None})
         context = HashedContext.of(messages)
         tools: Sequence[Any] = asked.get("tools") or ()
@@ -99,6 +101,15 @@ class _ModelRequest:
         if call.error is not None and call.error.kinds:
             raise raised(call.error, type(model))
         return unpack_answer(call) if call.response else AIMessage("")
+
+    async def as_cancelled(self) -> None:
+        """Wait, where the program cancelled the recorded call, to be cancelled again; nothing for any other call.
+
+        Not for ever: raises what says so where the program does not do it this time.
+        """
+        call = self.claimed
+        if call is not None and call.error is not None and call.error.kinds == _CANCELLED.kinds:
+            await asyncio.sleep(_PATIENCE + 2 * (call.ended_at - call.started_at))
 
     def close(self, answer: BaseMessage) -> BaseMessage:
         """Commit the record; the answer as it will be given back: itself, with what ties it to its record.
@@ -136,12 +147,16 @@ class _ModelRequest:
 
     def next(self, chunks: Iterator[T]) -> T | None:
         """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
-        with while_answered(self._pending.identity.checkpoint_ns):
+        with while_answered(self._namespace):
             return next(chunks, None)
+
+    def each(self, chunks: Iterator[T]) -> Iterator[T]:
+        while (chunk := self.next(chunks)) is not None:
+            yield chunk
 
     async def anext(self, chunks: AsyncIterator[T]) -> T | None:
         """The next chunk, None at the end; what is drawn meanwhile is not the node's."""
-        with while_answered(self._pending.identity.checkpoint_ns):
+        with while_answered(self._namespace):
             return await anext(chunks, None)
 
     def _release(self) -> None:
@@ -206,9 +221,15 @@ def _answering_async(entry: Any) -> Any:
             if question is None:
                 return await entry(self, messages, stop=stop, run_manager=run_manager, **options)
             with question:
+                await question.as_cancelled()
                 if (recorded := question.recorded(self)) is not None:
                     return _result(recorded)
-                return _recorded(question, await entry(self, messages, stop=stop, run_manager=run_manager, **options))
+                try:
+                    result = await entry(self, messages, stop=stop, run_manager=run_manager, **options)
+                except asyncio.CancelledError:
+                    question.fail(_CANCELLED)
+                    raise
+                return _recorded(question, result)
 
     return answer
 
@@ -232,7 +253,7 @@ def _streaming(entry: Any) -> Any:
             return
         with question, _Kept(question) as kept:
             if question.claimed is not None:
-                yield from kept.on_record(self)
+                yield from question.each(entry(_OnRecord(self, question), input, config, stop=stop, **options))
             else:
                 yield from kept.through(iter(entry(self, input, config, stop=stop, **options)))
 
@@ -259,8 +280,9 @@ def _streaming_async(entry: Any) -> Any:
             return
         with question, _Kept(question) as kept:
             if question.claimed is not None:
-                for shown in kept.on_record(self):
-                    yield shown
+                answer = entry(_OnRecord(self, question), input, config, stop=stop, **options)
+                while (chunk := await question.anext(answer)) is not None:
+                    yield chunk
             else:
                 async for shown in kept.through_async(aiter(entry(self, input, config, stop=stop, **options))):
                     yield shown
@@ -269,6 +291,38 @@ def _streaming_async(entry: Any) -> Any:
 
 
 _LEFT = RaisedError(kinds=(), message="the program left the stream")
+_CANCELLED = RaisedError(kinds=("asyncio:CancelledError",), message="the call was cancelled")
+_PATIENCE = 10.0
+"""Seconds in which a replay is waited for to cancel a call, beside twice those after which the recorded run did."""
+
+
+class _OnRecord:
+    """A model whose stream is the record's, so that callbacks and streams of events hear of it as of the model's own.
+
+    The recorded answer is one chunk; of a stream that broke off it is what there was, then the error.
+    """
+
+    rate_limiter = output_version = None
+    """There is nothing to wait for, and the content has its form already."""
+
+    def __init__(self, model: BaseChatModel, question: _ModelRequest) -> None:
+        self._model, self._question = model, question
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def _stream(self, *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:
+        call = self._question.claimed
+        if call is not None and call.response:
+            yield ChatGenerationChunk(message=as_chunk(unpack_answer(call)))
+        self._question.recorded(self._model)
+
+    async def _astream(self, *_: Any, **__: Any) -> AsyncIterator[ChatGenerationChunk]:
+        call = self._question.claimed
+        if call is not None and call.response:
+            yield ChatGenerationChunk(message=as_chunk(unpack_answer(call)))
+        await self._question.as_cancelled()
+        self._question.recorded(self._model)
 
 
 class _Kept:
@@ -279,13 +333,6 @@ class _Kept:
         self._chunks: list[AIMessageChunk] = []
         self._said: dict[str, Any] = {}
         """What the provider says of the answer, the newest of each: LangChain's sum joins texts that each chunk has."""
-
-    def on_record(self, model: BaseChatModel) -> Iterator[AIMessageChunk]:
-        """The recorded answer as one chunk; of a stream that broke off what there was, then the error."""
-        call = self._question.claimed
-        if call is not None and call.response:
-            yield as_chunk(unpack_answer(call))
-        self._question.recorded(model)
 
     def through(self, chunks: Iterator[AIMessageChunk]) -> Iterator[AIMessageChunk]:
         """The chunks of the model, the last one when the whole answer is on record."""
@@ -343,8 +390,12 @@ class _Kept:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is GeneratorExit and not self._question.over and len(self._chunks) > 1:
+        if self._question.over:
+            return
+        if kind is GeneratorExit and len(self._chunks) > 1:
             self._question.fail(_LEFT, self._sum(self._chunks[:-1]))
+        if kind is asyncio.CancelledError:
+            self._question.fail(_CANCELLED, self._sum(self._chunks[:-1]))
 
 
 def _recorded(question: _ModelRequest, result: ChatResult) -> ChatResult:

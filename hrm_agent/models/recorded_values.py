@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -44,6 +45,8 @@ _TYPE = "__type__"
 """Key in a tree under which the type of a value stands that JSON has no form for."""
 _MOST_OF_A_FACT = 4096
 """Characters of an attribute of an error."""
+_TELLING = re.compile("retry-after|(x-|anthropic-)?(ratelimit|request-id)|x-should-retry", re.IGNORECASE)
+"""Headers that a store may keep: none names a user or holds a key."""
 _serializer = JsonPlusSerializer(allowed_msgpack_modules=None)
 
 
@@ -316,9 +319,19 @@ def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
     for name, value in vars(error).items():
         if not name.startswith("_") and _is_json(value) and len(repr(value)) <= _MOST_OF_A_FACT:
             yield name, value
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
     if isinstance(status, int):
-        yield "response", {"status_code": status}
+        yield "response", {"status_code": status, **_said_in(response)}
+
+
+def _said_in(response: Any) -> dict[str, Any]:
+    """What a program looks for in an HTTP answer that is an error: when to ask again, and what is wrong."""
+    said = dict[str, Any]()
+    with suppress(Exception):  # of a class that has no such thing, or was not read
+        said["headers"] = {name: value for name, value in response.headers.items() if _TELLING.match(name)}
+        said["text"] = without_surrogates(response.text)[:_MOST_OF_A_FACT]
+    return {name: value for name, value in said.items() if value}
 
 
 def raised(said: RaisedError, near: type) -> Exception:
@@ -379,6 +392,8 @@ def _with_facts(error: Exception, said: RaisedError) -> Exception:
 
 
 def _response(said: Any) -> Any:
-    """An HTTP answer of which the status is known."""
+    """An HTTP answer of which the status is known, and what `_said_in` found."""
     httpx: Any = sys.modules.get("httpx")
-    return said if httpx is None else httpx.Response(said["status_code"])
+    if httpx is None:
+        return said
+    return httpx.Response(said["status_code"], headers=said.get("headers"), content=said.get("text", "").encode())

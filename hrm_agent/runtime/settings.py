@@ -11,7 +11,7 @@ from hrm_agent.config import COMPARED, ONE_BY_ONE, secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
-from hrm_agent.import_by_name import types_by_name
+from hrm_agent.import_by_name import file_named, types_by_name
 from hrm_agent.trajectory import Sampling
 
 __all__ = [
@@ -111,6 +111,11 @@ class GraphSettings(GraphOptions):
     """Graph to run: tool_loop, reasoning, research, or your own as package.module:attribute or ./file.py:attribute."""
     answer_path: str = ""
     """Where in the final state the answer is, as in report or drafts[-1].text; empty: the last message."""
+
+    @field_serializer("graph", when_used="json")
+    def _by_its_file(self, graph: str, info: FieldSerializationInfo) -> str:
+        """Compared by what it names: a program records `agent:graph` where a command has `./agent.py:graph`."""
+        return file_named(graph) if info.context == COMPARED else graph
 
     def task_options(self) -> dict[str, Any]:
         """What goes on record with each task, in its metadata, so that every later run of it is given the same."""

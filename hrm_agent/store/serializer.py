@@ -22,14 +22,14 @@ from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
 from types import NoneType
-from typing import Any, cast, get_args, get_type_hints, is_typeddict
+from typing import Any, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 import ormsgpack
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
 from langgraph.pregel import Pregel
 from langgraph.types import Send
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.v1 import BaseModel as BaseModelV1
 
 from hrm_agent.import_by_name import LOCAL_NAMES, local_modules, natural_name, stem_of
@@ -263,7 +263,14 @@ def _attribute(module: str, name: str) -> Any:
     home = importlib.import_module(module)
     try:
         return attrgetter(name)(home)
-    except AttributeError:  # LangGraph names a class within a class by its own name only
+    except AttributeError:
+        if "[" in name:  # a generic model's class for its arguments: no module has it, and its name may be of two
+            made = attrgetter(name.partition("[")[0])(home).__subclasses__()
+            found = [each for each in made if each.__qualname__ == name]
+            if len(found) != 1:
+                raise
+            return found[0]
+        # LangGraph names a class within a class by its own name only
         held = [vars(each).get(name) for each in vars(home).values() if isinstance(each, type)]
         found = [each for each in held if isinstance(each, type) and each.__module__ == module]
         if len(found) != 1:
@@ -341,12 +348,20 @@ def _held_by(value: Any) -> Iterable[Any]:
         return cast("dict[Any, Any]", value).values()
     if isinstance(value, (list, tuple, set, frozenset)):
         return cast("Iterable[Any]", value)
+    if isinstance(value, type):
+        return ()
     return getattr(value, "__dict__", {}).values()
 
 
 def allowed_types(names: Sequence[str]) -> list[tuple[str, ...]]:
     """`package.module:Class` as LangGraph's allow-list has it."""
     return [(module, name) for module, _, name in (text.partition(":") for text in names)]
+
+
+_WITHOUT_HINTS = (
+    *(Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset),
+    *(SecretStr, SecretBytes),
+)
 
 
 @lru_cache(maxsize=32)
@@ -377,7 +392,7 @@ def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any
     if id(hint) in seen:
         return
     seen[id(hint)] = hint
-    for part in (getattr(hint, "__supertype__", None), *get_args(hint)):
+    for part in (getattr(hint, "__supertype__", None), get_origin(hint), *get_args(hint)):
         _collect_classes(part, found, seen)
     if not isinstance(hint, type) or hint.__module__ in ("builtins", "typing"):
         return
@@ -385,7 +400,12 @@ def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any
         held = True
     else:
         held = dataclasses.is_dataclass(hint) or issubclass(hint, (BaseModel, BaseModelV1, tuple))
-        if held or issubclass(hint, (Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset)):
+        secret = issubclass(hint, (SecretStr, SecretBytes))
+        if (
+            held
+            or secret
+            or issubclass(hint, (Enum, BaseException, str, int, float, bytes, list, dict, set, frozenset))
+        ):
             found.add((hint.__module__, hint.__qualname__))
     if held:
         with suppress(Exception):  # names that are not there when the program runs

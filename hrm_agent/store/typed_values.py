@@ -189,9 +189,10 @@ class TypedEncoder:
             return _ext(type_, self._named(_own_attributes(value)), how, fields_set, self._named(private))
         if how == "object":
             return _ext(type_, self._named(_made_of(value)), how)
-        more = self._named(_made_of(value))
         if how == "error":
-            return _ext(type_, self._items(value.args), how, more)
+            arguments, attributes = _raised_with(value)
+            return _ext(type_, self._items(arguments), how, self._named(attributes))
+        more = self._named(_made_of(value))
         base = next(each for each in type_.__mro__ if each in _BASES)
         held = base(value) if base is not tuple else tuple(cast("tuple[Any]", value))
         return _ext(type_, self._plain_base(base, held), "based on", base.__name__, more)
@@ -287,9 +288,13 @@ def _way(value: Any, type_: type) -> str | None:
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
-    """Without what a `cached_property` has left there, which is made again."""
+    """Without what a `cached_property` has left there, which is made again, and what `typing` notes of `C[int]()`."""
     held: dict[str, Any] = getattr(value, "__dict__", {})
-    return {name: item for name, item in held.items() if not isinstance(_attribute(value, name), cached_property)}
+    return {
+        name: item
+        for name, item in held.items()
+        if name != "__orig_class__" and not isinstance(_attribute(value, name), cached_property)
+    }
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -302,6 +307,16 @@ def _made_of(value: Any) -> dict[str, Any]:
     slots = [name for names in held for name in ([names] if isinstance(names, str) else names)]
     names = [name for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)]
     return {**{name: getattr(value, name) for name in names}, **_own_attributes(value)}
+
+
+def _raised_with(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and attributes of an error as its built-in class keeps them: some are in none of the two themselves."""
+    _, arguments, *state = cast("tuple[Any, tuple[Any, ...]]", _builtin(type(error)).__reduce__(error))
+    return arguments, {**_made_of(error), **(state[0] if state else {})}
+
+
+def _builtin(cls: type) -> Any:
+    return next(each for each in cls.__mro__ if each.__module__ == "builtins")
 
 
 def difference(given: Any, found: Any) -> str | None:
@@ -357,7 +372,7 @@ def _of_times(given: Any, found: Any) -> str | None:
 
 
 def _of_errors(given: Any, found: Any) -> str | None:
-    return difference(given.args, found.args)
+    return difference([given.args, *_raised_with(given)], [found.args, *_raised_with(found)])
 
 
 def _differ(given: Any, found: Any) -> bool:
@@ -485,7 +500,9 @@ def _model(
 ) -> Any:
     made = cls.__new__(cls)
     names = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-    return _with_attributes(made, dict(zip(names, (given, set(fields_set), extra, private), strict=True)))
+    held = dict(zip(names, (given, set(fields_set), extra, private), strict=True))
+    wanted = [name for name in names if held[name] is not None or getattr(cls, name) is not None]
+    return _with_attributes(made, {name: held[name] for name in wanted})  # a `RootModel` has no place for the last two
 
 
 def _model_of_version_1(cls: Any, given: dict[str, Any], fields_set: list[str], private: dict[str, Any]) -> Any:
@@ -494,7 +511,9 @@ def _model_of_version_1(cls: Any, given: dict[str, Any], fields_set: list[str], 
 
 def _error(cls: Any, given: list[Any], attributes: dict[str, Any]) -> Any:
     made = cls.__new__(cls, *given)
-    made.args = tuple(given)
+    _builtin(cls).__init__(made, *given)
+    if not isinstance(made, OSError):  # whose file is none of them
+        made.args = tuple(given)
     return _with_attributes(made, attributes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -230,7 +231,8 @@ class Refused(openai.RateLimitError):
 
 
 def _refused(kind: type[openai.APIStatusError]) -> Exception:
-    response = httpx.Response(429, request=httpx.Request("POST", "http://x"))
+    told = {"retry-after": "2", "set-cookie": "key=1"}
+    response = httpx.Response(429, headers=told, json={"why": "rate"}, request=httpx.Request("POST", "http://x"))
     return kind("slow down", response=response, body={"code": "rate"})
 
 
@@ -290,6 +292,9 @@ async def test_what_a_model_raised_is_on_record_and_raised_again_but_asked_again
     assert model.asked == [0] and "".join(seen) == ("onetwo" if "stream" in how else "")
     assert type(again) is type(error) and str(again) == str(error)
     assert getattr(again, "status_code", None) == getattr(error, "status_code", None)
+    if isinstance(again, openai.APIStatusError):
+        assert again.response.headers["retry-after"] == "2" and again.response.json() == {"why": "rate"}
+        assert "set-cookie" not in again.response.headers
     with recording(Recording(store.journal)):
         await told()
     assert model.asked == [0, 1]
@@ -320,3 +325,68 @@ async def test_outside_of_a_recording_and_of_a_graph_nothing_changes(journal: Me
     with recording(Recording(journal)):
         assert "call_id" not in model.invoke(QUESTION).response_metadata
     assert len(model.asked) == 2 and journal.calls_of_task("t", "1") == []
+
+
+class Slow(Hosted):
+    async def _agenerate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
+        self._next()
+        return await asyncio.Future[ChatResult]()
+
+    async def _astream(self, messages: Any, *args: Any, **options: Any) -> AsyncIterator[ChatGenerationChunk]:
+        yield ChatGenerationChunk(message=AIMessageChunk(content=self._next()))
+        yield ChatGenerationChunk(message=AIMessageChunk(content="more"))
+        await asyncio.Future[None]()
+
+
+@pytest.mark.parametrize("how", ["ainvoke", "astream"])
+async def test_a_call_that_the_program_cancelled_waits_to_be_cancelled_in_a_replay(
+    how: str, journal: MemoryJournal
+) -> None:
+    model, texts = Slow(asked=[]), list[str]()
+
+    async def asking() -> None:
+        if how == "ainvoke":
+            await model.ainvoke(QUESTION, CONFIG)
+        async for chunk in model.astream(QUESTION, CONFIG):
+            texts.append(chunk.text)
+
+    async def cancelled_after(asked: int) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asking(), 0.2)
+        assert len(model.asked) == asked
+
+    with recording(Recording(journal)):
+        await cancelled_after(1)
+    (call,) = journal.calls_of_task("t", "1")
+    assert call.error is not None and call.error.name == "CancelledError"
+    shown = texts.copy()
+    with recording(Replaying(journal)):
+        await cancelled_after(1)
+    assert texts == shown * 2
+    with recording(Recording(journal)):  # a resumed run asks again
+        await cancelled_after(2)
+
+
+class Told(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.events = list[str]()
+
+    def on_chat_model_start(self, *args: Any, **options: Any) -> None:
+        self.events.append("start")
+
+    def on_llm_new_token(self, token: Any, **options: Any) -> None:
+        self.events.append("chunk")
+
+    def on_llm_end(self, response: Any, **options: Any) -> None:
+        self.events.append("end")
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+async def test_callbacks_hear_of_a_stream_that_is_on_record(how: str, journal: MemoryJournal) -> None:
+    events = list[list[str]]()
+    for _ in range(2):
+        told, model = Told(), Hosted(asked=[])
+        with recording(Recording(journal)):
+            await ask(model.with_config(callbacks=[told]), how)
+        events.append(told.events)
+    assert [[*dict.fromkeys(each)] for each in events] == [["start", "chunk", "end"]] * 2

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -22,12 +22,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.graph import START, StateGraph
 from langgraph.types import Send
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, PrivateAttr, RootModel, SecretStr
 
 from hrm_agent.store.refusals import RefusedValue, UnknownType, Unstorable
-from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.serializer import StrictSerializer, declared_types
 from hrm_agent.store.typed_values import difference
+
+T = TypeVar("T")
 
 
 class Phase(str, enum.Enum):  # noqa: UP042  # as many write it
@@ -51,6 +54,19 @@ class Bag(dict[str, Any]):
 class Pair(NamedTuple):
     a: Any
     b: Any
+
+
+class Pairs(RootModel[list[tuple[int, int]]]):
+    pass
+
+
+@dataclass
+class Result(Generic[T]):
+    held: Any
+
+
+class Box(BaseModel, Generic[T]):
+    item: T
 
 
 @dataclass
@@ -92,6 +108,14 @@ class Odd(Exception):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
+
+
+class Declared(TypedDict):
+    pairs: Pairs
+    result: Result[int]
+    box: Box[int]
+    boxes: list[Box[Box[str]]]
+    secret: SecretStr
 
 
 TYPES = (Phase, Flags, Name, Bag, Pair, Text, Point, Model, Open, Old, Outer.Inner, Odd)
@@ -145,6 +169,9 @@ KEPT: list[Any] = [
     Outer.Inner((1,)),
     Odd("x", 3),
     KeyError("a"),
+    FileNotFoundError(2, "no such file", "a.txt"),
+    UnicodeDecodeError("utf-8", b"a", 0, 1, "why"),
+    ImportError("none", name="a"),
     np.arange(6).reshape(2, 3).T,
     np.float64(1.5),
     np.array(["a", "bc"]),
@@ -167,6 +194,18 @@ def test_a_value_comes_back_in_type_and_value(value: Any) -> None:
         found = read_back(whole)
         assert type(found) is type(whole) and difference(whole, found) is None
     assert difference([value], [[value]]) is not None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Pairs([(1, 2)]), Result[int]({1}), Box[int](item=1), [Box[Box[str]](item=Box[str](item="a"))], SecretStr("a")],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_state_declares_comes_back(value: Any) -> None:
+    graph = StateGraph(Declared).add_node("node", lambda _: {}).add_edge(START, "node").compile()
+    serializer = StrictSerializer(declared_types(graph))
+    found = serializer.loads_typed(serializer.dumps_typed(value))
+    assert found == value and type(found) is type(value) and difference(value, found) is None
 
 
 def test_an_array_that_comes_back_may_be_written_to() -> None:

@@ -31,6 +31,7 @@ from hrm_agent.cli.runs.run import (
 )
 from hrm_agent.config import build_config
 from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.import_by_name import file_named
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.conversation import takes_turns
 from hrm_agent.runtime.execution.loading import load_graph
@@ -122,7 +123,7 @@ class ChatSession:
     def _use(self, config: RunConfig) -> None:
         """Other options need another runner."""
         known = self.known
-        if known is not None and config.graph != known.graph:
+        if known is not None and file_named(config.graph) != file_named(known.graph):
             raise RunError(
                 f"Thread {self.thread!r} belongs to graph {known.graph!r}.",
                 f"Leave out --graph, or fork it: `hrm-agent fork {self.thread} --graph {config.graph}`.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,23 +49,46 @@ def _found_name(graph: Any) -> str:
     return {target: short for short, target in BUILTIN_GRAPHS.items()}.get(name, name)
 
 
-def _holders(graph: Any) -> Iterator[tuple[int, bool, bool, bool, int, str, str]]:
+def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int, str, str]]:
     """Modules and attributes that hold the graph; the smallest is the best. A program's own module comes last.
 
+    Who imports a program's file finds nothing that is made where it is run (`if __name__ == "__main__"`).
+
     That of the nodes' functions goes before one that has imported the graph; else the one that was begun to be
-    imported last does, since what is imported comes after its importer.
+    imported last does, since what is imported comes after its importer. Of several names in one the first is taken.
     """
     homes, builder = _homes(graph), getattr(graph, "builder", None)
     builder = builder if isinstance(builder, StateGraph) else None
     for number, (module_name, module) in enumerate(_modules()):
         if not isinstance(module, ModuleType) or module_name == "__mp_main__":
             continue
-        for attribute, value in list(vars(module).items()):
+        program = getattr(module, "__file__", None) if module_name == _PROGRAM else None
+        of_run = _made_where_run(program) if program is not None else frozenset[str]()
+        for place, (attribute, value) in enumerate(list(vars(module).items())):
             distance = _distance(value, graph, builder)
             if distance is not None:
                 private = attribute.startswith("_")
                 elsewhere = module_name not in homes
-                yield distance, module_name == _PROGRAM, private, elsewhere, -number, module_name, attribute
+                order = (module_name == _PROGRAM, private, elsewhere, -number, place)
+                yield attribute in of_run, distance, *order, module_name, attribute
+
+
+@cache
+def _made_where_run(program: str) -> frozenset[str]:
+    """Names that a program's file binds under a condition on `__name__`, and nowhere else outside of functions."""
+    try:
+        body = ast.parse(Path(program).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    under = [each for each in body if isinstance(each, ast.If) and "__name__" in _names(each.test, ast.Load)]
+    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    outside = [each for each in body if each not in under and not isinstance(each, scopes)]
+    others = [name for each in outside for name in _names(each, ast.Store)]
+    return frozenset(name for each in under for name in _names(each, ast.Store)).difference(others)
+
+
+def _names(node: ast.AST, use: type[ast.expr_context]) -> list[str]:
+    return [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, use)]
 
 
 def _modules() -> list[tuple[str, object]]:

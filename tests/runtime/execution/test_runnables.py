@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypedDict
 
 import pytest
@@ -159,3 +162,36 @@ async def test_a_model_that_is_asked_as_older_chains_do_is_recorded_and_the_poli
         runner = EpisodeRunner(store, engine, "policy", environment, stand_in=stand_in)
         done = await runner.run(Episode(TASK, "t", graph=RunnableLambda(ask).with_types(input_type=str)))
     assert (done.answer == "forty-two", done.trainable, len(done.calls)) == (stand_in, stand_in, 1), done.error
+
+
+PROGRAM = """
+from langgraph.graph import START, MessagesState, StateGraph
+builder = StateGraph(MessagesState).add_node("node", lambda _: {}).add_edge(START, "node")
+{top}
+def told():
+    made = 1
+if __name__ == "__main__":
+    made = {made}
+"""
+
+
+@pytest.mark.parametrize(
+    ("top", "made", "name"),
+    [
+        ("graph = builder.compile()", "graph", "graph"),
+        ("graph = builder.compile()", "builder.compile()", "graph"),
+        ("", "builder.compile()", "builder"),
+        ("graph = builder.compile()\nbound = graph.with_config(tags=['a'])", "graph.with_config(tags=['b'])", "graph"),
+    ],
+)
+def test_a_program_s_graph_is_named_by_what_an_import_of_its_file_finds(
+    top: str, made: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ModuleType("__main__")
+    program.__file__ = str(tmp_path / "program.py")
+    text = PROGRAM.format(top=top, made=made)
+    Path(program.__file__).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    exec(text, vars(program))
+    assert graph_name(program.made) == f"./program.py:{name}"
