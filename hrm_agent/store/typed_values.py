@@ -500,7 +500,7 @@ def _model(
 ) -> Any:
     made = cls.__new__(cls)
     names = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-    held = dict(zip(names, (given, set(fields_set), extra, private), strict=True))
+    held: dict[str, Any] = dict(zip(names, (given, set(fields_set), extra, private), strict=True))
     wanted = [name for name in names if held[name] is not None or getattr(cls, name) is not None]
     return _with_attributes(made, {name: held[name] for name in wanted})  # a `RootModel` has no place for the last two
 

@@ -166,7 +166,7 @@ async def test_a_model_that_is_asked_as_older_chains_do_is_recorded_and_the_poli
 
 PROGRAM = """
 from langgraph.graph import START, MessagesState, StateGraph
-builder = StateGraph(MessagesState).add_node("node", lambda _: {}).add_edge(START, "node")
+builder = StateGraph(MessagesState).add_node("node", lambda _: {{}}).add_edge(START, "node")
 {top}
 def told():
     made = 1
