@@ -309,6 +309,12 @@ def _made_of(value: Any) -> dict[str, Any]:
     return {**{name: getattr(value, name) for name in names}, **_own_attributes(value)}
 
 
+def _is_all_attributes(cls: type) -> bool:
+    """Whether objects of a class are what their attributes are: a class in Python, without an equality of its own."""
+    in_python = all(each.__flags__ & _HEAP_TYPE for each in cls.__mro__ if each is not object)
+    return in_python and cls.__eq__ is object.__eq__
+
+
 def _raised_with(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments and attributes of an error as its built-in class keeps them: some are in none of the two themselves."""
     _, arguments, *state = cast("tuple[Any, tuple[Any, ...]]", _builtin(type(error)).__reduce__(error))
@@ -339,7 +345,7 @@ def difference(given: Any, found: Any) -> str | None:
     compare = next((compare for types, compare in _COMPARED if isinstance(given, types)), None)
     if compare is not None:
         place = compare(given, found)
-    elif dataclasses.is_dataclass(type_):
+    elif dataclasses.is_dataclass(type_) or _is_all_attributes(type_):
         place = None
     else:
         return "" if _differ(given, found) else None
@@ -440,6 +446,8 @@ def _of_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
     return None
 
 
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: a class that a `class` statement makes has it, one of an extension in C mostly not."""
 _COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
     (Enum, _of_enums),
     ((str, int, float, bytes), _of_numbers_and_texts),

@@ -312,3 +312,21 @@ def test_whatever_is_nested_in_whatever_comes_back_or_is_refused(value: Any) -> 
     except Unstorable:
         return
     assert difference(value, SERIALIZER.loads_typed(written)) is None
+
+
+class Bare:
+    """Has no equality of its own."""
+
+    def __init__(self, name: str, forgets: bool = False) -> None:
+        self.name, self.forgets = name, forgets
+
+    def _asdict(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+def test_an_object_without_an_equality_is_compared_by_its_attributes() -> None:
+    serializer = StrictSerializer([(__name__, "Bare")])
+    found = serializer.loads_typed(serializer.dumps_typed([Bare("a")]))
+    assert type(found[0]) is Bare and vars(found[0]) == {"name": "a", "forgets": False}
+    with pytest.raises(Unstorable, match=r"Bare.* at \[0\]"):
+        serializer.dumps_typed([Bare("a", forgets=True)])

@@ -471,6 +471,7 @@ class ReplayRun:
         raised = f"{type(error).__name__}: {error}" if error is not None else ""
         failed = segment.last and self._trajectory.status is RunStatus.FAILED and not (segment.finished or self._cut)
         expected = (self._trajectory.error or "") if failed else ""
-        if raised == expected or (segment.last and error is not None and not segment.finished and not failed):
+        alike = expected in (raised, str(error or ""))  # our own errors are recorded without their class
+        if alike or (segment.last and error is not None and not segment.finished and not failed):
             return ""
         return f"it raised {raised}" if raised else f"it did not raise {expected}"

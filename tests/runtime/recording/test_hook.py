@@ -132,7 +132,7 @@ def test_a_sitecustomize_that_is_hidden_runs_as_well(folder: Path, capfd: pytest
 
 
 def test_what_is_wrong_is_told_before_the_program_runs(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["record"]) == 2 and "Put it after two hyphens" in capfd.readouterr().err
+    assert main(["record"]) == 2 and "Put the program after two hyphens" in capfd.readouterr().err
     assert main(["record", "--", "no-such-program"]) == 2 and "'no-such-program'" in capfd.readouterr().err
     Path("theirs.db").write_text("no database, but a text that is long enough to be taken for one")
     words = [sys.executable, "-c", "print('run')"]

@@ -402,8 +402,9 @@ def test_a_store_that_is_full_for_a_while_is_tried_once_and_the_record_says_so_a
 ) -> None:
     tried = list[str]()
 
-    def full(*given: Any, **options: Any) -> Any:
-        tried.append("write")
+    def full(work: Any, *given: Any, **options: Any) -> Any:
+        if work.__name__ != "_for_nobody":  # of the store's own clock
+            tried.append("write")
         raise StoreFullError("The disk is full.")
 
     def node(state: MessagesState) -> dict[str, Any]:
