@@ -102,7 +102,10 @@ def test_version(hrm: Command) -> None:
         (["eval", "a", "b"], "Two records are compared by `hrm-agent eval --compare A B`."),
         (["run", "What", "is", "6?"], "A task of several words goes in quotes."),
         (["record", "python", "x.py"], "`hrm-agent record -- python theirs.py`"),
-        (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`."),
+        (["show", "x", "--store", "nowhere.db"], "Stores beside it: mine.db, folder."),
+        (["replay", "--check", "nowhere.db"], "Stores beside it: mine.db, folder."),
+        (["replay", "--check", "agent.py"], "Name a store or a run folder."),
+        (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`"),
         (["history", "mine.db"], "mine.db is a store, and no thread. `hrm-agent history --store mine.db`"),
         (["show", "folder"], "folder is a store, and no thread."),
         (["diff", "a", "mine.db"], "mine.db is a store, and no thread."),
@@ -124,7 +127,7 @@ def test_a_mistake_is_one_paragraph_and_exit_code_2(words: list[str], said: str,
     done = hrm(*words)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
-    assert done.err.startswith("hrm-agent: ")
+    assert done.err.startswith(("hrm-agent: ", "hrm-agent ")) and "hrm-agent: hrm-agent" not in done.err
     assert done.err.replace("hrm-agent: loading torch; the first time this takes up to a minute\n", "").count("\n") == 1
 
 
