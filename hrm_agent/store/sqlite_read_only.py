@@ -182,6 +182,8 @@ def no_store_at(path: Path) -> StoreError:
     beside += [each.parent for each in sorted(path.parent.glob("*/store.db"))]
     named = ", ".join(map(str, beside[:_MOST_NAMED])) + (", ..." if len(beside) > _MOST_NAMED else "")
     hint = f"Stores beside it: {named}." if beside else "`hrm-agent run TASK` makes one."
+    if (path.parent / "config.json").is_file():
+        hint = f"It is a model's folder: `hrm-agent eval --policy {path.parent}` asks it."
     return StoreError(f"There is no store at {path}{what}.", hint)
 
 

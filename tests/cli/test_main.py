@@ -104,6 +104,7 @@ def test_version(hrm: Command) -> None:
         (["record", "python", "x.py"], "`hrm-agent record -- python theirs.py`"),
         (["show", "x", "--store", "nowhere.db"], "Stores beside it: mine.db, folder."),
         (["replay", "--check", "nowhere.db"], "Stores beside it: mine.db, folder."),
+        (["eval", "model"], "`hrm-agent eval --policy model` asks it."),
         (["replay", "--check", "agent.py"], "Name a store or a run folder."),
         (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`"),
         (["history", "mine.db"], "mine.db is a store, and no thread. `hrm-agent history --store mine.db`"),
@@ -121,7 +122,9 @@ def test_version(hrm: Command) -> None:
 )
 def test_a_mistake_is_one_paragraph_and_exit_code_2(words: list[str], said: str, hrm: Command) -> None:
     Path("agent.py").write_text("")
-    Path("folder").mkdir()
+    for name in ("folder", "model"):
+        Path(name).mkdir()
+    Path("model/config.json").write_text("{}")
     for name in ("mine.db", "folder/store.db"):
         open_store(name).close()
     done = hrm(*words)

@@ -79,7 +79,7 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
         each for each in trajectories if each.status is not RunStatus.FAILED and each.error and not each.rewards
     ]
     too_long = [each for each in trajectories if each.status is RunStatus.TRUNCATED and each.error and each.rewards]
-    causes = ((failed, "failed"), (unscored, "without a reward"), (too_long, "ended at the policy's context window"))
+    causes = ((failed, "failed"), (unscored, "got no reward"), (too_long, "ended at the policy's context window"))
     for found, what in causes:
         if found:
             ((error, at), count), *_ = Counter((error_of(each), each.error_at) for each in found).most_common(1)
