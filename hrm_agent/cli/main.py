@@ -21,6 +21,7 @@ from importlib import import_module
 from keyword import iskeyword
 from shutil import get_terminal_size
 from textwrap import wrap
+from typing import TextIO
 
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest, to_install
@@ -163,15 +164,27 @@ def command_list(commands: Mapping[str, str], width: int = 0) -> str:
 
 
 def fitted(text: str, columns: int = 0) -> str:
-    """Lines that fit the terminal, or `columns`: broken between words alone, the rest below the text of a list."""
+    """Lines that fit the terminal, or `columns`: broken between words alone, the rest below the text of a list.
+
+    A command, alone on its line or in backquotes, is never broken, so that it can be copied.
+    """
     columns = columns or get_terminal_size().columns - 1
-    return "\n".join(line for given in text.split("\n") for line in _broken(given, columns) or [""])
+    return "\n".join(line for given in text.split("\n") for line in _broken(given, columns))
+
+
+def fitted_for(stream: TextIO, text: str) -> str:
+    """Lines that fit the terminal behind a stream; a pipe gets them as they are, unless COLUMNS says a width."""
+    return fitted(text) if stream.isatty() or os.environ.get("COLUMNS") else text
 
 
 def _broken(line: str, columns: int) -> list[str]:
+    if len(line) <= columns or re.match(r" +hrm-agent ", line):
+        return [line]
     head = re.match(r" *(?:\S+ {2,})?", line)
     indent = " " * (head.end() if head else 0)
-    return wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    whole = re.sub(r"`hrm-agent [^`]*`", lambda command: command[0].replace(" ", "\0"), line)
+    lines = wrap(whole, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [each.replace("\0", " ") for each in lines]
 
 
 _FOR_TRAINING = {"accelerate", "jaxtyping", "llguidance", "pyarrow", "safetensors", "torch", "transformers"}
@@ -209,8 +222,12 @@ def _is_full(error: Exception) -> bool:
 
 
 def _fail(message: str, hint: str, code: int, *, as_json: bool) -> int:
-    text = json.dumps({"error": message, "hint": hint}) if as_json else f"hrm-agent: {message} {hint}".strip()
-    print(for_terminal(text), file=sys.stderr)
+    if as_json:
+        print(for_terminal(json.dumps({"error": message, "hint": hint})), file=sys.stderr)
+    else:
+        text = f"{message} {hint}".strip()
+        text = text if text.startswith("hrm-agent ") else f"hrm-agent: {text}"
+        print(fitted_for(sys.stderr, for_terminal(text)), file=sys.stderr)
     return code
 
 

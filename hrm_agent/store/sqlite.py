@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hrm_agent.errors import ConfigError, StoreError
+from hrm_agent.errors import ConfigError
 from hrm_agent.store.committer import Committer
 from hrm_agent.store.cursors import Cursor, Work, WriteCursor, epoch_of
 from hrm_agent.store.fencing import leases_of, read_leases
@@ -37,6 +37,7 @@ from hrm_agent.store.sqlite_file import (
     lacks_table,
     version_in,
 )
+from hrm_agent.store.sqlite_read_only import no_store_at
 from hrm_agent.store.tables import LATER_COLUMNS, STORE_VERSION, note_brought_forward, schema
 
 __all__ = ["SqliteDatabase"]
@@ -55,7 +56,7 @@ class SqliteDatabase(SqliteFile):
         if level not in _LEVELS:
             raise ConfigError(f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}.")
         if not create and not path.exists():
-            raise StoreError(f"There is no store at {path}.", "`hrm-agent run TASK` makes one.")
+            raise no_store_at(path)
         super().__init__(path, "" if level == "process" else f"level={level}")
         self.level, self.is_blocking = level, level == "power"
         self._writing, self._reading = threading.RLock(), threading.RLock()

@@ -63,7 +63,7 @@ class SqliteFile(Database):
             )
         if FIRST_TABLE not in tables and (tables or not create):
             what = "an SQLite file of another program" if tables else "an empty file, in which nothing was ever stored"
-            hint = "Name another file with --store."
+            hint = "Name a store or a run folder."
             if "checkpoints" in tables:
                 hint = f"`hrm-agent store migrate {self._file} NEW.db` takes over the checkpoints of a SqliteSaver."
             raise StoreError(f"{self._file} is not a run store: {what}.", hint)
@@ -104,7 +104,7 @@ class SqliteFile(Database):
                 "with SQLite's own `.recover`.",
             )
         if isinstance(error, sqlite3.DatabaseError) and "not a database" in text:
-            return StoreError(f"{self._file} is not a run store: {text}.", "Name another file with --store.")
+            return StoreError(f"{self._file} is not a run store: {text}.", "Name a store or a run folder.")
         return StoreError(
             f"The store {self._file} cannot be used: {text}.", "Check that the folder exists and is writable."
         )

@@ -33,7 +33,7 @@ from hrm_agent.store.read_only import ReadOnlyDatabase
 from hrm_agent.store.sqlite_file import SQLITE_TYPES, SqliteFile, missing_tables
 from hrm_agent.store.tables import FIRST_TABLE, temporary_tables
 
-__all__ = ["ReadOnlySqlite", "change_mark_of", "is_run_store"]
+__all__ = ["ReadOnlySqlite", "change_mark_of", "is_run_store", "no_store_at"]
 
 _BUSY_SECONDS = 10.0
 _CACHE_KILOBYTES = 8_000
@@ -42,14 +42,15 @@ _SETTLED_SECONDS = 0.1
 
 _Stamp = tuple[int, ...]
 
+_MOST_NAMED = 4
+
 
 class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
     """A SQLite file with this project's tables, opened for each read."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            what = "is no file" if path.exists() else "does not exist"
-            raise StoreError(f"There is no store at {path}: it {what}.", "`hrm-agent run TASK` makes one.")
+            raise no_store_at(path)
         super().__init__(path)
         self.level = ""
         self._identity = _stamp(path)[:2]
@@ -172,6 +173,18 @@ def is_run_store(path: Path) -> bool:
             return connection.execute(query, (FIRST_TABLE,)).fetchone() is not None
     except sqlite3.Error:
         return False
+
+
+def no_store_at(path: Path) -> StoreError:
+    """An error that names the stores beside the place where none is."""
+    what = ": it is no file" if path.exists() else ""
+    beside = [each for each in sorted(path.parent.glob("*.db")) if is_run_store(each)]
+    beside += [each.parent for each in sorted(path.parent.glob("*/store.db"))]
+    named = ", ".join(map(str, beside[:_MOST_NAMED])) + (", ..." if len(beside) > _MOST_NAMED else "")
+    hint = f"Stores beside it: {named}." if beside else "`hrm-agent run TASK` makes one."
+    if (path.parent / "config.json").is_file():
+        hint = f"It is a model's folder: `hrm-agent eval --policy {path.parent}` asks it."
+    return StoreError(f"There is no store at {path}{what}.", hint)
 
 
 def _stamp(path: Path) -> _Stamp:

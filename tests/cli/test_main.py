@@ -102,7 +102,11 @@ def test_version(hrm: Command) -> None:
         (["eval", "a", "b"], "Two records are compared by `hrm-agent eval --compare A B`."),
         (["run", "What", "is", "6?"], "A task of several words goes in quotes."),
         (["record", "python", "x.py"], "`hrm-agent record -- python theirs.py`"),
-        (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`."),
+        (["show", "x", "--store", "nowhere.db"], "Stores beside it: mine.db, folder."),
+        (["replay", "--check", "nowhere.db"], "Stores beside it: mine.db, folder."),
+        (["eval", "model"], "`hrm-agent eval --policy model` asks it."),
+        (["replay", "--check", "agent.py"], "Name a store or a run folder."),
+        (["replay", "--check", "legs"], "one run alone is replayed by `hrm-agent replay legs`"),
         (["history", "mine.db"], "mine.db is a store, and no thread. `hrm-agent history --store mine.db`"),
         (["show", "folder"], "folder is a store, and no thread."),
         (["diff", "a", "mine.db"], "mine.db is a store, and no thread."),
@@ -118,13 +122,15 @@ def test_version(hrm: Command) -> None:
 )
 def test_a_mistake_is_one_paragraph_and_exit_code_2(words: list[str], said: str, hrm: Command) -> None:
     Path("agent.py").write_text("")
-    Path("folder").mkdir()
+    for name in ("folder", "model"):
+        Path(name).mkdir()
+    Path("model/config.json").write_text("{}")
     for name in ("mine.db", "folder/store.db"):
         open_store(name).close()
     done = hrm(*words)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
-    assert done.err.startswith("hrm-agent: ")
+    assert done.err.startswith(("hrm-agent: ", "hrm-agent ")) and "hrm-agent: hrm-agent" not in done.err
     assert done.err.replace("hrm-agent: loading torch; the first time this takes up to a minute\n", "").count("\n") == 1
 
 

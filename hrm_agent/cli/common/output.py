@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from hrm_agent.cli.main import fitted_for
 from hrm_agent.files import json_line
 from hrm_agent.unicode import for_terminal
 
@@ -66,7 +67,11 @@ class Output:
     def say(self, text: str = "", style: str = "") -> None:
         """A line for people; `text` is taken literally."""
         if not self.as_json:
-            self.console.print(for_terminal(text), style=style or None, markup=False)
+            self.console.print(fitted_for(sys.stdout, for_terminal(text)), style=style or None, markup=False)
+
+    def next(self, *commands: str) -> None:
+        """Commands that can follow, each on a line of its own, to be copied."""
+        self.say("\n".join(["Next:", *(f"  {command}" for command in commands)]))
 
     def table(
         self,
@@ -99,7 +104,7 @@ class Output:
         console.print(table)
         if len(kept) < len(columns):
             left = ", ".join(column for n, column in enumerate(columns) if n not in kept)
-            self.say(f"For want of room without: {left} (--json has all).", style="dim")
+            self.say(f"Not shown at this width: {left} (--json has all).", style="dim")
 
 
 _GAP = 2
@@ -148,7 +153,7 @@ def _text(value: object) -> str:
 
 def remark(text: str) -> None:
     """A line on stderr, beside what a command does; from any thread."""
-    print(for_terminal(f"hrm-agent: {text}"), file=sys.stderr, flush=True)
+    print(fitted_for(sys.stderr, for_terminal(f"hrm-agent: {text}")), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.common.own_types import allowed_names
 from hrm_agent.cli.common.run_folder import existing_store
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.files import read_whole, replacing
 from hrm_agent.trajectory import Overlay, Scoring, Trajectory
-from hrm_agent.unicode import for_terminal
 
 if TYPE_CHECKING:
     from hrm_agent.cli.common.arguments import Arguments
@@ -89,4 +88,4 @@ def _scorings(store: RunStore, rollouts: Sequence[Trajectory]) -> dict[str, list
 
 
 def _tell(id_: str, error: StoreError) -> None:
-    print(for_terminal(f"hrm-agent: trajectory {id_} is left out: {error.message}"), file=sys.stderr)
+    remark(f"trajectory {id_} is left out: {error.message}")

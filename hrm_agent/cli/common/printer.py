@@ -71,7 +71,8 @@ class Printer:
             self._output.say(f"{name}  {_status(message)}", style="cyan")
         else:
             self._output.say(name, style="bold")
-        self._output.say(indented(message.text))
+        if message.text.strip():
+            self._output.say(indented(message.text))
         if isinstance(message, AIMessage):
             for asked in message.tool_calls:
                 self._output.say(indented(f"> {asked['name']}: {code_of(asked['args'])}"), style="green")

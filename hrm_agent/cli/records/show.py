@@ -81,7 +81,10 @@ def _refuse_unclear(arguments: Arguments) -> None:
     given = [name for name, value in names.items() if value is not None]
     if len(given) != 1:
         said = f"{' and '.join(given)} were given" if given else "Nothing was named"
-        raise ConfigError(f"{said}: what to show is not clear.", "Name an id, or --group GROUP, or --step N.")
+        raise ConfigError(
+            f"{said}: what to show is not clear.",
+            "Name an id, or --group GROUP, or --step N; `hrm-agent history` lists ids.",
+        )
     if arguments.trajectory is None and arguments.html is None:
         raise ConfigError(f"{given[0]} is shown as a page.", f"Say where to write it: {given[0]} ... --html FILE.")
     if arguments.html is not None and (arguments.json or arguments.sources is not None):

@@ -276,17 +276,18 @@ def _row(found: Replay) -> dict[str, Any]:
 # all runs of a store
 
 
-def _refuse_absent_store(where: str) -> None:
-    if "://" not in where and not Path(where).exists():
-        raise ConfigError(
-            f"There is no store at {where}.",
-            "--check takes a store or a run folder, and replays all of it; one run alone is replayed by "
-            f"`hrm-agent replay {where}`.",
-        )
+def _refuse_thread(where: str) -> None:
+    if "://" in where or Path(where).exists() or Path(where).suffix == ".db" or len(Path(where).parts) > 1:
+        return  # whoever opens a path says what is not there
+    raise ConfigError(
+        f"There is no store at {where}.",
+        "--check takes a store or a run folder, and replays all of it; one run alone is replayed by "
+        f"`hrm-agent replay {where}`, with --store STORE where it is not in {DEFAULT_STORE}.",
+    )
 
 
 def _check(arguments: Any, output: Output) -> int:
-    _refuse_absent_store(arguments.check)
+    _refuse_thread(arguments.check)
     checked, rows, run_id, drawn = 0, list[dict[str, Any]](), arguments.run, ""
     again: dict[Effect, None] = {}
     ignored: dict[str, None] = {}
@@ -334,8 +335,8 @@ def _check(arguments: Any, output: Output) -> int:
     _say_effects([*again], output, refused=arguments.no_effects)
     if drawn:
         output.say(drawn)
-    apart = f", apart from {renamed} generated ids" if renamed else ""
-    output.say(f"{checked} runs replayed, {checked - len(rows)} equal{apart}, {len(rows)} not")
+    apart = f", apart from {renamed} generated id{'s' * (renamed != 1)}" if renamed else ""
+    output.say(f"{checked} run{'s' * (checked != 1)} replayed, {checked - len(rows)} equal{apart}, {len(rows)} not")
     return 1 if rows else 0
 
 

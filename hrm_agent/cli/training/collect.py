@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,6 @@ from hrm_agent.training.tasks import load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
 from hrm_agent.training.trackers.open import require_trackers, track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
-from hrm_agent.unicode import for_terminal
 
 __all__ = ["collect_run", "collected", "exit_code", "run", "tell_changed_sources"]
 
@@ -49,7 +48,7 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
     track_result(config, config, "collect", folder, remark, _numbers(trajectories, statuses))
     output.result({"folder": str(folder), "trajectories": len(trajectories), "statuses": dict(statuses)})
     output.say(f"{len(trajectories)} trajectories in {folder}: " + ", ".join(f"{n} {s}" for s, n in statuses.items()))
-    output.say(f"Next: hrm-agent history --store {folder}, hrm-agent eval {folder}, hrm-agent lint {folder}")
+    output.next(f"hrm-agent history --store {folder}", f"hrm-agent eval {folder}", f"hrm-agent lint {folder}")
     return exit_code(trajectories)
 
 
@@ -80,16 +79,14 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
         each for each in trajectories if each.status is not RunStatus.FAILED and each.error and not each.rewards
     ]
     too_long = [each for each in trajectories if each.status is RunStatus.TRUNCATED and each.error and each.rewards]
-    causes = ((failed, "failed"), (unscored, "without a reward"), (too_long, "ended at the policy's context window"))
+    causes = ((failed, "failed"), (unscored, "got no reward"), (too_long, "ended at the policy's context window"))
     for found, what in causes:
         if found:
             ((error, at), count), *_ = Counter((error_of(each), each.error_at) for each in found).most_common(1)
             said = f"Every rollout {what}" if len(found) == len(trajectories) else f"{len(found)} rollouts {what}"
             if at:
-                print(
-                    for_terminal(f"hrm-agent: {count} of {len(trajectories)} rollouts raised at {at}."), file=sys.stderr
-                )
-            print(for_terminal(f"hrm-agent: {said}, most often by: {error}"), file=sys.stderr)
+                remark(f"{count} of {len(trajectories)} rollouts raised at {at}.")
+            remark(f"{said}, most often by: {error}")
     return int(bool(trajectories) and len(failed) + len(unscored) == len(trajectories))
 
 
@@ -103,7 +100,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
         load_rubric(config.rewards)  # before anything is run: one that does not import scores nothing
     elif command == "eval":
         refuse_unscored(tasks, config.tasks)
-    correct = 0
+    correct, began = 0, time.time()
     with alone_in(folder), progress(command, len(tasks) * config.samples) as advance:
 
         def done(trajectory: Trajectory) -> None:
@@ -115,6 +112,8 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
         save_config(config, command, folder)
         with resumed_by(f"hrm-agent resume {folder}"):
             trajectories = asyncio.run(collect(config, folder, tasks=tasks, on_rollout=done))
+    if trajectories and all(each.ended_at and each.ended_at < began for each in trajectories):
+        remark(f"All were on record in {folder}, and none was run again: another --out runs them anew.")
     _tell_unasked(config.policy, trajectories)
     if config.rewards is None:
         _tell_unboxed(trajectories)
@@ -128,7 +127,7 @@ def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
         return
     (most, _), *_ = answered.most_common(1)
     said = f"The policy {policy} was asked for nothing: {most}, a model that the graph names, answered."
-    print(f"hrm-agent: {said} --stand-in puts the policy in the place of a graph's own chat model.", file=sys.stderr)
+    remark(f"{said} --stand-in puts the policy in the place of a graph's own chat model.")
 
 
 def _tell_unboxed(trajectories: Sequence[Trajectory]) -> None:
@@ -145,4 +144,4 @@ def tell_changed_sources(tasks: str, split: str, folder: Path, *others: str) -> 
     """A line on stderr where the code or the files that the tasks of a run are from have changed since it began."""
     if changed := changed_sources(tasks, split, folder, *others):
         said = f"changed since the run in {folder} began; tasks that are on record are not run again."
-        print(f"hrm-agent: {', '.join(changed)} {'has' if len(changed) == 1 else 'have'} {said}", file=sys.stderr)
+        remark(f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} {said}")

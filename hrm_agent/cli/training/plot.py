@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hrm_agent.cli.common.arguments import Parser
-from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.errors import ConfigError
 from hrm_agent.files import replacing
-from hrm_agent.unicode import for_terminal
 
 if TYPE_CHECKING:
     from hrm_agent.training.plotted_runs import PlottedRun
@@ -106,4 +104,4 @@ def _tell_broken(runs: Sequence[PlottedRun]) -> None:
         numbers = ", ".join(map(str, each.broken[:_BROKEN_NAMED]))
         more = f" and {len(each.broken) - _BROKEN_NAMED} more" if len(each.broken) > _BROKEN_NAMED else ""
         said = f"metrics.jsonl of {each.name}: line {numbers}{more} cannot be read and was left out."
-        print(for_terminal(f"hrm-agent: {said}"), file=sys.stderr)
+        remark(said)

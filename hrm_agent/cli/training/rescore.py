@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser
-from hrm_agent.cli.common.output import Output, progress
+from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import existing_store
 from hrm_agent.cli.common.scorings import differing_lines, fault_rows, mean_rows, rubric_comparison_rows
 from hrm_agent.errors import ConfigError, RunError, StoreError, nearest
@@ -180,7 +179,7 @@ def _report(output: Output, headers: Sequence[Trajectory], sides: Sequence[Side]
     for id_, reason in damaged.items():
         output.say(f"trajectory {id_}: {reason}", style="red")
     if not rewarded:
-        print("hrm-agent: No trajectory has a reward by this.", file=sys.stderr)
+        remark("No trajectory has a reward by this.")
     return 0 if rewarded else 1
 
 

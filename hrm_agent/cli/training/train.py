@@ -149,8 +149,8 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     curves = _curves(rows, config, folder) if rows else ""
     told = f"The run has {steps}; the metrics are {metrics}{curves}" if rows else f"{metrics} has no rows"
     output.say(f"{told}; the policy is {model}.")
-    rollouts = "" if config.source else f", hrm-agent history --store {folder}"
-    output.say(f"Next: hrm-agent eval --policy {model}{_same(config)}{rollouts}")
+    rollouts = [] if config.source else [f"hrm-agent history --store {folder}"]
+    output.next(f"hrm-agent eval --policy {model}{_same(config)}", *rollouts)
 
 
 def _same(config: GrpoConfig) -> str:
@@ -300,8 +300,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
         )
     output.say(f"The policy is {model}, the metrics are {folder / 'metrics.jsonl'}.")
     rank = f" --lora-rank {config.adapter.lora_rank}" if config.adapter.lora_rank else ""
-    more = f", hrm-agent train rl --policy {model}{rank}"
-    output.say(f"Next: hrm-agent eval --policy {model}{more}")
+    output.next(f"hrm-agent eval --policy {model}", f"hrm-agent train rl --policy {model}{rank}")
 
 
 def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.output import Output, remark
 
 IDS = [f"{n}" * 30 for n in range(3)]
 
@@ -24,7 +24,7 @@ def test_a_narrow_terminal_leaves_out_what_can_be_spared(
     assert [line.split() for line in wide] == [["id", "twin", "state", "reward"], *([i, i, "ok", "1.500"] for i in IDS)]
     narrow = shown(60, capsys, monkeypatch, *table)
     assert [line.split() for line in narrow[:-1]] == [["id", "state", "reward"], *([i, "ok", "1.500"] for i in IDS)]
-    assert narrow[-1] == "For want of room without: twin (--json has all)."
+    assert narrow[-1] == "Not shown at this width: twin (--json has all)."
 
 
 @pytest.mark.parametrize("width", [30, 40, 80])
@@ -41,3 +41,26 @@ def test_no_word_of_a_table_is_broken(
         "lines": 3,
         "2": 1,
     }
+
+
+def test_lines_break_between_words_and_commands_stay_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "hrm-agent eval --policy runs/a/model --graph own:graph --rewards ./scores.py:rubric"
+    text = f"The run has two steps; go on with `{command}`, which asks the policy for answers to other problems."
+    output = Output(as_json=False)
+
+    def told() -> list[str]:
+        output.say(text)
+        output.next(command, command)
+        remark(text)
+        said = capsys.readouterr()
+        return said.out.splitlines() + said.err.splitlines()
+
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = told()
+    assert [line for line in lines if len(line) > 60 and command not in line] == []
+    assert [line for line in lines if line == f"  {command}"] == [f"  {command}"] * 2
+    assert sum(f"`{command}`" in line for line in lines) == 2
+    monkeypatch.delenv("COLUMNS")
+    assert told() == [text, "Next:", f"  {command}", f"  {command}", f"hrm-agent: {text}"]

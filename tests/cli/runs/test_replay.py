@@ -75,7 +75,7 @@ def test_what_is_ignored_is_told(hrm: Command, scripted: str) -> None:
     some = ["--ignore", "waited", "--ignore", "rows[*].took", "--ignore", "left"]
     paths = [*some, "--ignore", "messages[*].additional_kwargs.took"]
     done = hrm("replay", "--check", "runs", *paths)
-    assert done.code == 0 and "1 runs replayed, 1 equal, 0 not" in done.out
+    assert done.code == 0 and "1 run replayed, 1 equal, 0 not" in done.out
     assert "Ignored: waited: " in done.out and "--ignore left matched nothing." in done.out
     found = hrm("replay", "--check", "runs", *paths, "--json").json
     assert len(found["ignored"]) == 4 and found["unmatched"] == ["left"] and found["renamed_ids"] == 0
@@ -145,7 +145,7 @@ def test_a_chat_with_a_hosted_model(asked: str, hrm: Command, tmp_path: Path) ->
             words = ("--thread", "t")
     assert [body["stream"] for body in provider.asked] == [asked == "model"] * 2 if asked == "model" else True
     found = hrm("replay", "--check", "runs")
-    told = "Compared: 6 checkpoints, 4 tasks, 6 writes.\n1 runs replayed, 1 equal, 0 not\n"
+    told = "Compared: 6 checkpoints, 4 tasks, 6 writes.\n1 run replayed, 1 equal, 0 not\n"
     assert (found.code, found.out) == (0, told)
 
 

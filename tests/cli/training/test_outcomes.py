@@ -65,9 +65,7 @@ def test_a_reward_that_fails_is_counted_and_named(reward: str, said: str, metric
     assert (row["rollout/not_scored"], row[metric], row["rollout/lost"]) == (4, 4, 0) and said in row["errors"]
     if reward == "raises":
         done = hrm("eval", *words, "--out", "evaluated", "--samples", "2")
-        assert (
-            done.code == 1 and f"Every rollout without a reward, most often by: the rubric failed: {said}" in done.err
-        )
+        assert done.code == 1 and f"Every rollout got no reward, most often by: the rubric failed: {said}" in done.err
 
 
 def test_a_prompt_beyond_the_window_is_told_as_one(hrm: Command) -> None:
