@@ -40,6 +40,7 @@ gc.disable()  # until all is collected: importing makes millions of objects, and
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("COLUMNS", None)  # pytest's workers are given one: what is printed into a pipe has no width
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Begun in the background of a shell: the commands that tests interrupt would inherit that, and wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)

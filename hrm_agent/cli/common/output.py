@@ -87,7 +87,8 @@ class Output:
         """
         if self.as_json:
             return
-        cells = [[for_terminal(column) for column in columns], *([_text(value) for value in row] for row in rows)]
+        filled = ([*map(_text, row)] + [""] * (len(columns) - len(row)) for row in rows)  # some know less
+        cells = [[*map(for_terminal, columns)], *filled]
         console = _Console(highlight=False, markup=False, emoji=False, width=_width())
         kept = _with_room(columns, cells, spare, console.width)
         shown = [[row[n] for n in kept] for row in cells]
