@@ -211,7 +211,7 @@ def test_a_model_without_linear_layers_takes_no_adapter() -> None:
 def test_peft_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = load_weights.find_spec
     monkeypatch.setattr(load_weights, "find_spec", lambda name: None if name == "peft" else found(name))
-    with pytest.raises(ModelError, match=r"lora_rank = 4 needs peft.*hrm-agent\[adapters\]"):
+    with pytest.raises(ModelError, match=r"lora_rank = 4 needs peft.*pip install .*\[adapters\]"):
         learner()
 
 

@@ -64,7 +64,7 @@ def test_a_tracker_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mon
     monkeypatch.setattr(opening, "find_spec", lambda name: None)
     settings = TrackSettings(track=("wandb",))
     with (
-        pytest.raises(ConfigError, match=r"pip install 'hrm-agent\[wandb\]'"),
+        pytest.raises(ConfigError, match=r"pip install .*\[wandb\]'"),
         tracking(settings, settings, "train rl", tmp_path, refused),
     ):
         pass

@@ -5,6 +5,7 @@ A thread that waits with a question is given its answer; --at goes on from an ea
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tomllib
 from argparse import Namespace
@@ -163,25 +164,26 @@ def _all(arguments: Namespace) -> int:
     output, where, failed = Output(as_json=arguments.json), str(arguments.store), dict[str, str]()
     with existing_store(where) as store:
         left = [known.thread_id for known in store.journal.headers("status = ?", (RunStatus.RUNNING.value,))]
-    for thread in left:
-        with existing_store(where) as store:
-            (now,) = store.journal.headers("thread_id = ?", (thread,)) or (None,)
-            skipped = _why_not(store, now, begun=now is not None and is_begun(store, now))
-        if skipped or now is None:
-            output.result({"event": "skipped", "thread": thread, "reason": skipped})
-            output.say(f"{thread}  skipped: {skipped}")
-            continue
-        try:
-            ended = _run_quietly(thread, where, list[str](arguments.allow))
-        except HrmError as error:
-            failed[thread] = " ".join(str(error).split())
-            output.result({"event": "error", "thread": thread, "error": error.message, "hint": error.hint})
-            output.say(f"{thread}  not resumed: {failed[thread]}", style="red")
-            continue
-        if ended.status is RunStatus.FAILED:
-            failed[thread] = str(ended.error)
-        output.result({"event": "end", **header(ended)})
-        output.say(f"{thread}  {ended_as(ended)}")
+    with asyncio.Runner() as loop:
+        for thread in left:
+            with existing_store(where) as store:
+                (now,) = store.journal.headers("thread_id = ?", (thread,)) or (None,)
+                skipped = _why_not(store, now, begun=now is not None and is_begun(store, now))
+            if skipped or now is None:
+                output.result({"event": "skipped", "thread": thread, "reason": skipped})
+                output.say(f"{thread}  skipped: {skipped}")
+                continue
+            try:
+                ended = _run_quietly(thread, where, list[str](arguments.allow), loop)
+            except HrmError as error:
+                failed[thread] = " ".join(str(error).split())
+                output.result({"event": "error", "thread": thread, "error": error.message, "hint": error.hint})
+                output.say(f"{thread}  not resumed: {failed[thread]}", style="red")
+                continue
+            if ended.status is RunStatus.FAILED:
+                failed[thread] = str(ended.error)
+            output.result({"event": "end", **header(ended)})
+            output.say(f"{thread}  {ended_as(ended)}")
     _say_waiting(output, where)
     output.say(f"{len(left)} threads were under way" + (f"; {len(failed)} failed:" if failed else "."))
     for thread, error in failed.items():
@@ -202,11 +204,11 @@ def _why_not(store: RunStore, now: Trajectory | None, *, begun: bool) -> str:
     return "" if begun else f"it is a fork that was not begun, `hrm-agent resume {now.thread_id}` runs it"
 
 
-def _run_quietly(thread: str, where: str, allow: list[str]) -> Trajectory:
+def _run_quietly(thread: str, where: str, allow: list[str], loop: asyncio.Runner) -> Trajectory:
     from hrm_agent.cli.runs.run import run_thread
 
     config, trajectory, options = _on_record(thread, where, NO_ANSWER, allow)
-    return run_thread(config, trajectory.task, trajectory.thread_id, where, **options).trajectory
+    return run_thread(config, trajectory.task, trajectory.thread_id, where, **options, loop=loop).trajectory
 
 
 def _say_waiting(output: Output, where: str) -> None:

@@ -207,11 +207,12 @@ def run_thread(
     answer: Any = NO_ANSWER,
     unrecorded: Mapping[str, Mapping[str, Any]] | None = None,
     changed: Collection[str] = (),
+    loop: asyncio.Runner | None = None,
 ) -> Outcome:
     """Start or resume `thread`; `answer` is for the question that it waits with.
 
     `unrecorded`: as for an episode. `changed`: keys of `config` that may be others than those that the thread was
-    started with.
+    started with. `loop`: one for several threads, since a graph's clients are bound to the loop that they began in.
     """
     more = unrecorded or {}
     named = {**as_given(asked, config).metadata.get(CONFIGURABLE, {}), **more.get(CONFIGURABLE, {})}
@@ -243,7 +244,7 @@ def run_thread(
                 return Outcome(trajectory, (trajectory,), thread)
 
         with resumed_by(f"hrm-agent resume {thread} --store {where}"):
-            return asyncio.run(go())
+            return (loop.run if loop else asyncio.run)(go())
 
 
 def _told(output: Output) -> OnCandidate:

@@ -14,6 +14,7 @@ from hrm_agent.store import StoreSaver, open_store
 from tests.cli.conftest import Command
 
 STOPPING = '''
+import asyncio
 import operator
 import time
 from dataclasses import dataclass
@@ -183,10 +184,20 @@ class Options:
     llm: object = None
 
 
-def leaves(state):
+client = asyncio.Lock()
+"""Bound to the event loop in which somebody first waits for it, as the connections of a model's client are."""
+
+
+async def leaves(state):
     """A problem that a person can mend leaves its thread under way, as a killed process does."""
     if not Path("back").exists():
         raise ModelError("the provider is away")
+    if state["task"] in ("one", "two"):
+        async with client:
+            waiting = asyncio.ensure_future(client.acquire())
+            await asyncio.sleep(0)
+        await waiting
+        client.release()
     if state["task"] == "bad":
         raise ValueError("no luck")
     if state["task"] == "ask":
