@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
@@ -254,22 +255,34 @@ class ReplayRun:
     # what is on record
 
     async def _segments(self) -> list[Segment]:
-        begins = [i for i, found in enumerate(self._line) if i == 0 or found.metadata.get("source") != "loop"]
-        ends = [*(begin - 1 for begin in begins[1:]), len(self._line) - 1]
+        given = [i for i, found in enumerate(self._line) if i == 0 or found.metadata.get("source") != "loop"]
+        begins = sorted({*given, *self._with_another_context()})
+        ends = [*(begin - (begin in given) for begin in begins[1:]), len(self._line) - 1]
         graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[Segment]()
         for begin, end in zip(begins, ends, strict=True):
             finished = not (await graph.aget_state(self._line[end].config)).tasks
             found.append(Segment(self._line[begin : end + 1], end == len(self._line) - 1, finished))
         return found
 
+    def _with_another_context(self) -> Iterator[int]:
+        """Numbers of the steps from which a fork, or a run that was resumed, went on with another run context."""
+        for number, (one, then) in enumerate(pairwise(self._line)):
+            both = (one.metadata, then.metadata)
+            if all(each.get("source") == "loop" for each in both) and one.metadata.get(CONTEXT) != then.metadata.get(
+                CONTEXT
+            ):
+                yield number
+
     def _task_path(self, task_id: str) -> str:
         return self._task_paths.get(task_id, "")
 
     def _context(self, until: CheckpointTuple) -> Mapping[str, Any]:
-        """The run context of the newest input that led to a checkpoint: each turn of a conversation has its own."""
-        line = self._line[: self._number(until) + 1]
-        inputs = [found for found in line if found.metadata.get("source") == "input"]
-        said: Any = (inputs[-1] if inputs else line[0]).metadata.get(CONTEXT)
+        """The run context that a checkpoint was made with: each turn of a conversation has its own, and each fork."""
+        said: Any = None
+        for found in reversed(self._line[: self._number(until) + 1]):  # an edit has none
+            said = found.metadata.get(CONTEXT)
+            if said is not None or found.metadata.get("source") == "input":
+                break
         task = self._trajectory.task
         of_program = task.metadata.get(GIVEN_CONTEXT, {}) if task.family == RECORDED else {}
         return {**(json.loads(said) if said else of_program), **self._given_context}

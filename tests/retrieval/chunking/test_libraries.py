@@ -47,7 +47,7 @@ def test_faults_are_counted() -> None:
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "semchunk", None)
-    with pytest.raises(ConfigError, match=r"hrm-agent\[splitters\]"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[splitters\]"):
         library_chunks(TEXT, "semchunk", PIECES, size=64, overlap=0)
     with pytest.raises(ConfigError, match="Did you mean 'langchain'"):
         library_chunks(TEXT, "langchian", PIECES, size=64, overlap=0)
