@@ -1,8 +1,8 @@
-"""What a model gave, an answer or an error, in a form that can be stored, and given back as close to it as can be.
+"""Stored form of a model's answers and errors.
 
-A plain answer is its JSON dump. What the dump would change (bytes, tuples, objects, a class of one's own) is kept
-beside it as a tree of JSON with the types named. Reading it imports nothing: a class is taken where it is loaded
-already; else its fields are given back as a mapping, an error as one of the nearest class above it.
+A plain answer is its JSON dump. Parts that the dump would change (bytes, tuples, objects, a class of one's own) are
+kept beside it as a JSON tree with type names. Reading imports nothing: where a class is not loaded, its fields come
+back as a mapping, and an error as one of its nearest loaded base class.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
 OWN_FACTS = ("call_id", "started_at", "ended_at", "thread_id")
 """Keys of `response_metadata` that this project writes."""
 _TYPE = "__type__"
-"""Key in a tree under which the type of a value stands that JSON has no form for."""
+"""Key in a tree for the type of a value that JSON has no form for."""
 _MOST_OF_A_FACT = 4096
 """Characters of an attribute of an error."""
 _TELLING = re.compile("retry-after|(x-|anthropic-)?(ratelimit|request-id)|x-should-retry", re.IGNORECASE)
-"""Headers that a store may keep: none names a user or holds a key."""
+"""Headers that are kept: none names a user or holds a key."""
 _serializer = JsonPlusSerializer(allowed_msgpack_modules=None)
 
 
 class PackedAnswer(NamedTuple):
-    """An answer as `Call` has it."""
+    """Fields of a `Call` that hold an answer."""
 
     response: dict[str, Any]
     """`Call.response`."""
@@ -96,7 +96,7 @@ def unpack_answer(call: Call) -> AIMessage:
 
 
 def _shown(message: AIMessage) -> dict[str, Any]:
-    """What the record shows of an answer that has more in it than JSON can hold."""
+    """Dump of an answer that JSON cannot hold whole, for the record to show."""
     try:
         shown = _clean(message_dump(message, lambda value: type(value).__qualname__))
         AIMessage.model_validate(shown)
@@ -106,7 +106,7 @@ def _shown(message: AIMessage) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """JSON without half characters and numbers that are none."""
+    """JSON without lone surrogates, NaN and infinity."""
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, dict):
@@ -117,7 +117,7 @@ def _clean(value: Any) -> Any:
 
 
 def _is_json(value: Any) -> bool:
-    """True if JSON gives it back as it is."""
+    """True if JSON gives it back unchanged."""
     kind = type(value)
     if kind is str or kind is TextAccessor:  # `message.text`, which is a text
         return value.isascii() or _is_text(value)
@@ -162,7 +162,7 @@ def _packed(value: Any, place: str, lost: list[str]) -> Any:
 
 
 def _msgpack(value: Any) -> list[str]:
-    """As in a checkpoint; raises where it would come back as something else."""
+    """Serialise as in a checkpoint. Raises for a value that would come back changed."""
     kind, data = _serializer.dumps_typed(value)
     loaded = _serializer.loads_typed((kind, data))
     if type(loaded) is not type(value) or not bool(loaded == value):
@@ -244,7 +244,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "enum": _of_enum,
     "packed": lambda named: _serializer.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
 }
-"""By the name of a type in a tree."""
+"""Readers by the name of a type in a tree."""
 
 
 def _or_none(tree: Any) -> Any:
@@ -270,7 +270,7 @@ def _name(kind: type) -> str:
 
 
 def _loaded(name: str) -> type[Any] | None:
-    """A class by the name that `_name` gave it, where its module is loaded."""
+    """A class by its `_name`; None if it is not loaded."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
@@ -293,13 +293,13 @@ def _facts_of_validation(error: ValidationError) -> Iterator[tuple[str, Any]]:
 
 
 def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
-    """True for what counts as a failure of a model: no cancellation, none of LangGraph's ways, nobody else's error."""
+    """True for a failure of a model: no cancellation, no control flow of LangGraph, no other part's error."""
     elsewhere = isinstance(error, HrmError) and not isinstance(error, ModelError)
     return isinstance(error, Exception) and not elsewhere and not isinstance(error, GraphBubbleUp)
 
 
 def pack_error(error: Exception) -> RaisedError:
-    """What a model raised. Never raises."""
+    """An error of a model in stored form. Never raises."""
     kinds = tuple(_name(kind) for kind in type(error).__mro__ if issubclass(kind, Exception))
     arguments = error.args if all(map(_is_json, error.args)) else None
     return RaisedError(kinds=kinds, message=_text(error), arguments=arguments, facts=dict(_facts(error)))
@@ -326,18 +326,18 @@ def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
 
 
 def _said_in(response: Any) -> dict[str, Any]:
-    """What a program looks for in an HTTP answer that is an error: when to ask again, and what is wrong."""
+    """Facts of an HTTP error response that programs look for: when to retry, and what was wrong."""
     said = dict[str, Any]()
-    with suppress(Exception):  # of a class that has no such thing, or was not read
+    with suppress(Exception):  # another class of response, or its body was not read
         said["headers"] = {name: value for name, value in response.headers.items() if _TELLING.match(name)}
         said["text"] = without_surrogates(response.text)[:_MOST_OF_A_FACT]
     return {name: value for name, value in said.items() if value}
 
 
 def raised(said: RaisedError, near: type) -> Exception:
-    """The error to raise again: of its own class where that is loaded, made without its constructor.
+    """The error to raise again, of its own class if that is loaded; no constructor runs.
 
-    `near`: the model's class, beside which a class is looked for that was defined in a program's main file.
+    `near`: the model's class. A class of a program's main file is looked for in its module, too.
     """
     error = next((made for name in said.kinds if (made := _made(name, said, near)) is not None), None)
     error = error or _stand_in(Exception, said)
@@ -374,7 +374,7 @@ def _made(name: str, said: RaisedError, near: type) -> Exception | None:
 
 
 def _stand_in(above: type[Exception], said: RaisedError) -> Exception:
-    """One that is called the same, says the same, and is caught as what is above it."""
+    """An error with the same name and message, of a new subclass of `above`."""
     body = {"__module__": said.kinds[0].partition(":")[0], "__str__": lambda _: said.message}
     kind = type(said.name, (above,), body)
     return _with_facts(kind.__new__(kind, *_arguments(said)), said)
@@ -392,7 +392,7 @@ def _with_facts(error: Exception, said: RaisedError) -> Exception:
 
 
 def _response(said: Any) -> Any:
-    """An HTTP answer of which the status is known, and what `_said_in` found."""
+    """An HTTP response made of its status and what `_said_in` found."""
     httpx: Any = sys.modules.get("httpx")
     if httpx is None:
         return said

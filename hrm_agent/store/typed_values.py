@@ -1,9 +1,8 @@
-"""Values in a form from which each comes back as it was, in type and value; and how two values differ.
+"""Exact serialised form of values, in type and value; and the difference between two values.
 
-msgpack knows texts, numbers, bytes, lists and dicts. A value that LangGraph's serializer would give back as another (a
-tuple, a `Counter`, a model with a private attribute) is written here as an extension of msgpack: module, name, what the
-value is made of, and the way in which it is made of that. Which types may be made again knows
-`hrm_agent.store.serializer`.
+msgpack knows texts, numbers, bytes, lists and dicts. A value that LangGraph's serializer would change (a tuple, a
+`Counter`, a model with a private attribute) is written as an extension of msgpack: module, name, parts, and the way in
+which the value is built of its parts. `hrm_agent.store.serializer` decides which types may be read.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ EXACT = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-"""Refuses whatever is not of a plain type itself, and keys that are no texts. Of bytes it cannot tell the type."""
+"""Options that refuse all but plain types, and keys that are not texts. They cannot tell bytes from similar types."""
 _SCALARS = frozenset({str, int, float, bool, NoneType, bytes})
 OWN_TYPES: dict[tuple[str, str], type] = {
     (each.__module__, each.__name__): each
@@ -54,21 +53,21 @@ OWN_TYPES: dict[tuple[str, str], type] = {
         *(Fraction, PurePath, PurePosixPath, PureWindowsPath, dt.datetime, dt.time, _DeltaSnapshot),
     )
 }
-"""Types that are read without being allowed, beside those that LangGraph takes for safe."""
+"""Types that need no permission, beside those that LangGraph takes for safe."""
 _BASES: tuple[Any, ...] = (str, bool, int, float, bytes, tuple, list, dict, set, frozenset)
 _FACTORIES = (list, dict, set, tuple, str, int, float, bool, Counter, OrderedDict, deque, frozenset, bytes)
 _MOST_BITS = 64
 _DEEPEST = 128
-"""Levels of values that are written in this form: each is several calls of Python deep when it is read."""
+"""Most levels of nesting in this form: reading each takes several nested Python calls."""
 
 
 def has_bytes(data: bytes) -> bool:
-    """True if packed data may hold bytes, which begin so: of those alone msgpack keeps no type."""
+    """True if packed data may hold bytes, the only type that msgpack packs in place of others (`bytearray`)."""
     return b"\xc4" in data or b"\xc5" in data or b"\xc6" in data
 
 
 def is_plain(value: Any) -> bool:
-    """True if msgpack gives back a value as it is: its types are exactly those that msgpack has."""
+    """True if a value has msgpack's own types only, so that it comes back unchanged."""
     type_ = type(value)
     if type_ is list:
         items = cast("list[Any]", value)
@@ -86,18 +85,18 @@ def _is_key(key: Any) -> bool:
 
 
 class TypedEncoder:
-    """Puts the forms of one value together, for `ormsgpack` to pack."""
+    """Builds the form of one value for `ormsgpack` to pack."""
 
     def __init__(
         self, stock: Callable[[Any], Any], may_read: Callable[[str, str], None], refuse: Callable[[Any], None]
     ) -> None:
-        """`stock`: LangGraph's form of a value, None where it does not keep it.
+        """`stock`: LangGraph's form of a value; None if it does not keep the value.
 
         `may_read` raises `RefusedValue` for a type that is not allowed, `refuse` for a value that has no other form.
         """
         self._stock, self._may_read, self._refuse = stock, may_read, refuse
         self._open: set[int] = set()
-        """Containers and objects around the value that is being written."""
+        """Ids of the containers and objects around the value that is being written."""
 
     def encode(self, value: Any) -> bytes:
         """Raises `RefusedValue`, which names the place, for a value that has no such form."""
@@ -243,7 +242,7 @@ def _fits(number: int) -> bool:
 
 
 def _is_short(key: Any) -> bool:
-    """A key within what msgpack has a form for."""
+    """Whether msgpack can hold a key's texts and numbers."""
     if type(key) is tuple:
         return all(map(_is_short, cast("tuple[Any]", key)))
     return _is_text(key) if type(key) is str else type(key) is not int or _fits(key)
@@ -269,7 +268,7 @@ def _clock(value: Any) -> list[Any]:
 
 
 def _way(value: Any, type_: type) -> str | None:
-    """How a value of a class is made again; None where no way is known."""
+    """The way in which a value of a class is rebuilt; None if there is none."""
     if isinstance(value, Enum):
         return "member" if value.name in type_.__members__ else None  # pyright: ignore[reportAttributeAccessIssue]
     if issubclass(type_, BaseModel):
@@ -288,7 +287,7 @@ def _way(value: Any, type_: type) -> str | None:
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
-    """Without what a `cached_property` has left there, which is made again, and what `typing` notes of `C[int]()`."""
+    """The `__dict__` without values of a `cached_property`, which are made again, and without `typing`'s note."""
     held: dict[str, Any] = getattr(value, "__dict__", {})
     return {
         name: item
@@ -302,7 +301,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _made_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object, those in slots included."""
+    """Attributes of an object, including those in slots."""
     held = [vars(each).get("__slots__", ()) for each in type(value).__mro__]
     slots = [name for names in held for name in ([names] if isinstance(names, str) else names)]
     names = [name for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)]
@@ -310,13 +309,13 @@ def _made_of(value: Any) -> dict[str, Any]:
 
 
 def _is_all_attributes(cls: type) -> bool:
-    """Whether objects of a class are what their attributes are: a class in Python, without an equality of its own."""
+    """Whether attributes determine the objects of a class: it is written in Python, without an own equality."""
     in_python = all(each.__flags__ & _HEAP_TYPE for each in cls.__mro__ if each is not object)
     return in_python and cls.__eq__ is object.__eq__
 
 
 def _raised_with(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and attributes of an error as its built-in class keeps them: some are in none of the two themselves."""
+    """Arguments and attributes of an error, from its built-in class, since `args` and `__dict__` lack some."""
     _, arguments, *state = cast("tuple[Any, tuple[Any, ...]]", _builtin(type(error)).__reduce__(error))
     return arguments, {**_made_of(error), **(state[0] if state else {})}
 
@@ -326,12 +325,12 @@ def _builtin(cls: type) -> Any:
 
 
 def difference(given: Any, found: Any) -> str | None:
-    """The place at which two values differ in type or value, "" where they do as a whole; None for equal ones.
+    """Place at which two values differ in type or value: "" if as a whole, None if they are equal.
 
-    The order of a dict counts; that of a set does not. NaN is NaN, and -0.0 is not 0.0.
+    The order of a dict counts, that of a set does not. NaN equals NaN, and -0.0 differs from 0.0.
     """
     if type(given) is TextAccessor:
-        given = str(given)  # `message.text`: a text, which may be called as LangChain's method of that name was
+        given = str(given)  # `message.text`: a text that can also be called
     type_ = type(given)
     if type_ is not type(found):
         return ""
@@ -357,7 +356,7 @@ def _of_enums(given: Any, found: Any) -> str | None:
 
 
 def _of_numbers_and_texts(given: Any, found: Any) -> str | None:
-    """Of subclasses, too."""
+    """Compare by the built-in base, since a subclass may have an equality of its own."""
     base = next(each for each in type(given).__mro__ if each in _BASES)
     one, other = base(given), base(found)
     return None if repr(one) == repr(other) else ""
@@ -382,10 +381,10 @@ def _of_errors(given: Any, found: Any) -> str | None:
 
 
 def _differ(given: Any, found: Any) -> bool:
-    """Of objects of foreign types, which only they themselves can compare."""
+    """Whether objects of foreign types differ, by their own comparison."""
     try:
         return type(given) is not type(found) or repr(given) != repr(found) or not bool(given == found)
-    except Exception:  # whatever a foreign type does there
+    except Exception:  # a foreign type's own code
         return True
 
 
@@ -447,7 +446,7 @@ def _of_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
 
 
 _HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: a class that a `class` statement makes has it, one of an extension in C mostly not."""
+"""Py_TPFLAGS_HEAPTYPE: set for classes of `class` statements, and rarely for those of C extensions."""
 _COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
     (Enum, _of_enums),
     ((str, int, float, bytes), _of_numbers_and_texts),
@@ -461,11 +460,11 @@ _COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
     (Send, lambda given, found: None),
     (Item, lambda given, found: None),
 )
-"""How values are compared, besides by their attributes; the first that fits."""
+"""Comparison by type, before that of the attributes; the first match counts."""
 
 
 def made_again(cls: Any, given: Any, how: str, *more: Any) -> Any:
-    """The value that was written so. Raises whatever its class does."""
+    """Rebuild a value. Raises whatever its class does."""
     maker, is_own = _MAKERS[how]
     if is_own and cls not in _OWN:
         raise RefusedValue(f"a value of the type {cls.__module__}.{cls.__qualname__} that is made as no such value is")
@@ -473,7 +472,7 @@ def made_again(cls: Any, given: Any, how: str, *more: Any) -> Any:
 
 
 def made_array(dtype: str, shape: Sequence[int], held: bytes, order: Any = "C") -> Any:
-    """An array that may be written to."""
+    """A writable array."""
     import numpy as np
 
     kind = np.dtype(dtype)
@@ -520,7 +519,7 @@ def _model_of_version_1(cls: Any, given: dict[str, Any], fields_set: list[str], 
 def _error(cls: Any, given: list[Any], attributes: dict[str, Any]) -> Any:
     made = cls.__new__(cls, *given)
     _builtin(cls).__init__(made, *given)
-    if not isinstance(made, OSError):  # whose file is none of them
+    if not isinstance(made, OSError):  # its arguments include the file name, its `args` do not
         made.args = tuple(given)
     return _with_attributes(made, attributes)
 
@@ -563,4 +562,4 @@ _MAKERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "error": (_error, False),
     "based on": (_based, False),
 }
-"""How a value is made, and whether only types that are known here are made so."""
+"""Way -> function that rebuilds a value, and whether it takes only types that are known here."""

@@ -1,9 +1,9 @@
-"""What a tool that is not ours returned, in a form that can be stored and given back whole.
+"""Stored form of values that foreign tools return.
 
-A message is kept as its JSON dump, where that loses nothing (an artifact may be any object); any other value as the
-store's checkpoints keep it: of plain types, of those that the store allows, and of those that the tool itself says it
-returns. A value that comes back changed, or not at all, is marked as lost, with the reason: such a call is run again,
-on resume and in a replay. On resume so is one that raised, since an exception is no answer; a replay raises it again.
+A message is kept as its JSON dump, if that loses nothing (an artifact may be any object); any other value as in the
+store's checkpoints: of plain types, of types that the store allows, and of those in the tool's return annotation. A
+value that would come back changed, or not at all, is marked as lost, with the reason: such a call is run again, on
+resume and in a replay. A call that raised is run again on resume, since an exception is no answer; a replay raises it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _MOST_REASON = 300
-"""Characters."""
+"""Most characters of a reason."""
 _packing = threading.local()
-"""Its `now` is True in a thread whose refused types are noted here, and are nothing to log."""
+"""Its `now` is True in a thread whose refused types are reported here, so that LangGraph need not log them."""
 
 
 class OutputCodec:
-    """Values to `ToolCall.output` and back, with the types of a store and of a tool."""
+    """Converts values to `ToolCall.output` and back, with the types of a store and of a tool."""
 
     def __init__(self, journal: Journal | None = None, tool: BaseTool | None = None) -> None:
         self._journal, self._tool = journal, tool
@@ -56,7 +56,7 @@ class OutputCodec:
         return packed
 
     def unpack(self, output: Mapping[str, Any]) -> Any:
-        """What the tool returned. Raises whatever says that a value is none of what may be read."""
+        """The value that the tool returned. Raises the serializer's error for a value that may not be read."""
         if "message" in output:
             return ToolMessage.model_validate(output["message"])
         kind, text = output["packed"]
@@ -94,7 +94,7 @@ def is_answer(output: Mapping[str, Any] | None) -> bool:
 
 
 def why_lost(output: Mapping[str, Any]) -> str:
-    """Why an output is not on record, and what helps."""
+    """Reason why an output is not on record, and a remedy."""
     kind, reason = output.get("lost", "a value"), output.get("reason", "it could not be stored")
     said = f"what it returned or did ({kind}) is not on record: {reason}"
     return f"{said}. Plain data is, and so are types that --allow MODULE:TYPE names"
@@ -119,7 +119,7 @@ def raised(output: dict[str, Any]) -> Exception:
 
 
 def _declared(tool: BaseTool | None) -> frozenset[tuple[str, ...]]:
-    """(module, name) of the types that a tool says it returns: a class that is used as a tool returns itself."""
+    """(module, name) of a tool's return types; a class that is used as a tool returns itself."""
     found = list[Any]()
     for entry in (getattr(tool, "func", None), getattr(tool, "coroutine", None)):
         if isinstance(entry, type):
@@ -168,7 +168,7 @@ def _alike(loaded: Any, value: Any) -> bool:
 
 
 def _quietly(convert: Callable[[T], R], value: T) -> R:
-    """LangGraph logs each type that it refuses, with a name for the remedy that is not ours."""
+    """Convert without LangGraph's log of refused types, which names a remedy that is not ours."""
     before, _packing.now = getattr(_packing, "now", False), True
     try:
         return convert(value)

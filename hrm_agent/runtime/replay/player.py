@@ -212,7 +212,7 @@ class ReplayRun:
         return replace(total, renamed_ids=self._renaming.count, not_compared=not_compared, **ignored)
 
     def _not_on_record(self) -> Iterator[str]:
-        """What the record does not hold at all, in words."""
+        """Parts of the run that are not on record, in words."""
         first = self._line[0]
         if first.parent_config is not None or first.metadata.get("source") == "loop":
             yield "what led to the oldest checkpoint, since no earlier one is on record"
@@ -451,7 +451,7 @@ class ReplayRun:
     ) -> bool:
         """Whether a subgraph or a task of the functional API ran in a tool that was answered.
 
-        Earlier versions did not note that; then the time of the call tells it of a subgraph.
+        For records of earlier versions, which do not note that, the time of the call decides for a subgraph.
         """
         if any(paths.is_within(place, *what) for what in answers.not_run):
             return True

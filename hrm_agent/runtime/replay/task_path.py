@@ -22,7 +22,7 @@ __all__ = ["PathStep", "TaskPath", "TaskPathResolver", "in_words", "without_step
 
 
 _FUNCTIONAL = f"~{PUSH}, ~"
-"""Begin of the name that LangGraph gives a task of the functional API: its caller's, and which of its calls it is."""
+"""Prefix of LangGraph's name of a task of the functional API, before its caller and number."""
 
 
 class PathStep(NamedTuple):
@@ -62,8 +62,8 @@ class TaskPathResolver:
         graph: Pregel[Any, Any, Any, Any],
         paths: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """`paths`: what LangGraph calls a task that has written, by its id: it tells tasks of the functional API apart;
-        empty where that is not known.
+        """`paths`: LangGraph's name of a task that has written, by its id; empty if unknown. It tells tasks of the
+        functional API apart.
         """
         self._saver, self._thread_id, self._paths = saver, thread_id, paths
         subgraphs = [graph, *(found for _, found in graph.get_subgraphs(recurse=True) if isinstance(found, Pregel))]
