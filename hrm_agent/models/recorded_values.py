@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple, TypeGuard, cast
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.base import TextAccessor
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
@@ -26,13 +26,14 @@ from hrm_agent.errors import HrmError, ModelError
 from hrm_agent.trajectory import Call
 from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.message_dump import message_dump
-from hrm_agent.unicode import without_surrogates
+from hrm_agent.unicode import find_surrogate, without_surrogates
 
 __all__ = [
     "OWN_FACTS",
     "PackedAnswer",
     "is_of_a_model",
     "is_on_record",
+    "odd_fields",
     "pack_answer",
     "pack_error",
     "raised",
@@ -67,15 +68,19 @@ class _Gone(Exception):
 
 def pack_answer(message: AIMessage) -> PackedAnswer:
     """An answer in stored form. Never raises: what cannot be stored is named in `lost`."""
-    own = type(message) is not AIMessage
-    fields = {**vars(message), **(message.__pydantic_extra__ or {})}
-    odd = {name: value for name, value in fields.items() if not _is_json(value)}
+    own, odd = type(message) is not AIMessage, odd_fields(message)
     if not odd and not own:
         return PackedAnswer(message.model_dump(mode="json"), None, None)
     lost: list[str] = []
     exact: dict[str, Any] = {"class": _name(type(message))} if own else {}
     exact["fields"] = {name: _packed(value, name, lost) for name, value in odd.items()}
     return PackedAnswer(_shown(message), exact, tuple(lost) or None)
+
+
+def odd_fields(message: BaseMessage) -> dict[str, Any]:
+    """Fields of a message that JSON does not give back unchanged."""
+    fields = {**vars(message), **(message.__pydantic_extra__ or {})}
+    return {name: value for name, value in fields.items() if not _is_json(value)}
 
 
 def unpack_answer(call: Call) -> AIMessage:
@@ -120,7 +125,7 @@ def _is_json(value: Any) -> bool:
     """True if JSON gives it back unchanged."""
     kind = type(value)
     if kind is str or kind is TextAccessor:  # `message.text`, which is a text
-        return value.isascii() or _is_text(value)
+        return find_surrogate(value) is None
     if kind is list:
         return all(map(_is_json, value))
     if kind is dict:
@@ -130,14 +135,6 @@ def _is_json(value: Any) -> bool:
 
 def _is_key(value: Any) -> bool:
     return type(value) is str and _is_json(value)
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # trees
@@ -219,14 +216,14 @@ def _unpacked(tree: Any) -> Any:
     return read(named)
 
 
-def _of_model(named: Mapping[str, Any]) -> Any:
+def _read_model(named: Mapping[str, Any]) -> Any:
     fields, kind = _without_gone(named["value"]), _loaded(named["class"])
     if kind is None or not issubclass(kind, BaseModel):
         return fields
     return kind.model_construct(_fields_set=set(named["set"]), **fields)
 
 
-def _of_enum(named: Mapping[str, Any]) -> Any:
+def _read_enum(named: Mapping[str, Any]) -> Any:
     kind = _loaded(named["class"])
     return kind[named["name"]] if kind is not None and issubclass(kind, Enum) else _unpacked(named["value"])
 
@@ -240,8 +237,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "set": lambda named: set(map(_or_none, named["value"])),
     "frozenset": lambda named: frozenset(map(_or_none, named["value"])),
     "dict": lambda named: {_unpacked(key): _or_none(item) for key, item in named["value"]},
-    "model": _of_model,
-    "enum": _of_enum,
+    "model": _read_model,
+    "enum": _read_enum,
     "packed": lambda named: _serializer.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
 }
 """Readers by the name of a type in a tree."""
@@ -301,7 +298,8 @@ def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
 def pack_error(error: Exception) -> RaisedError:
     """An error of a model in stored form. Never raises."""
     kinds = tuple(_name(kind) for kind in type(error).__mro__ if issubclass(kind, Exception))
-    arguments = error.args if all(map(_is_json, error.args)) else None
+    given: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
+    arguments = given if all(map(_is_json, given)) else None
     return RaisedError(kinds=kinds, message=_text(error), arguments=arguments, facts=dict(_facts(error)))
 
 
@@ -334,7 +332,7 @@ def _said_in(response: Any) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value}
 
 
-def raised(said: RaisedError, near: type) -> Exception:
+def raised(said: RaisedError, near: type = Exception) -> Exception:
     """The error to raise again, of its own class if that is loaded; no constructor runs.
 
     `near`: the model's class. A class of a program's main file is looked for in its module, too.
