@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.cache.base import BaseCache
     from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointMetadata, CheckpointTuple
+    from langgraph.pregel import Pregel
 
 __all__ = [
     "CALL",
@@ -64,6 +65,7 @@ __all__ = [
     "question_asked",
     "snapshot_of",
     "snapshot_value",
+    "subgraphs_of",
     "substitute_caches",
     "task_id_of",
     "task_of_namespace",
@@ -402,6 +404,20 @@ def types_of_schemas(schemas: Iterable[Any]) -> set[tuple[str, ...]]:
     from langgraph._internal import _serde  # pyright: ignore[reportPrivateUsage]
 
     return _serde.collect_allowlist_from_schemas(schemas=[schema for schema in schemas if schema is not None])
+
+
+def subgraphs_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[tuple[str, Pregel[Any, Any, Any, Any]]]:
+    """Each subgraph at any depth with the nodes that lead to it, as `named_nodes` has them.
+
+    A node can have several, of which LangGraph's own `get_subgraphs` yields the first.
+    """
+    from langgraph.pregel import Pregel
+
+    for name, node in graph.nodes.items():
+        for inner in node.subgraphs or ():
+            if isinstance(inner, Pregel):
+                yield name, inner
+                yield from ((f"{name}{_BETWEEN_PARTS}{deeper}", found) for deeper, found in subgraphs_of(inner))
 
 
 def is_safe_type(module: str, name: str) -> bool:

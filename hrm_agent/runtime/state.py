@@ -8,7 +8,7 @@ then, a snapshot, and folds them with the graph's reducer. Without the graph suc
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -21,6 +21,7 @@ from hrm_agent.langgraph_format import (
     named_nodes,
     snapshot_of,
     snapshot_value,
+    subgraphs_of,
     unstored_channels,
 )
 
@@ -102,17 +103,8 @@ class StateReader:
     def _inner(self) -> Sequence[tuple[str, AnyGraph]]:
         """The subgraphs, each with the nodes that lead to it."""
         if self._graphs is None:
-            self._graphs = [] if self._graph is None else list(_subgraphs(self._graph))
+            self._graphs = [] if self._graph is None else list(subgraphs_of(self._graph))
         return self._graphs
-
-
-def _subgraphs(graph: AnyGraph) -> Iterator[tuple[str, AnyGraph]]:
-    """Each subgraph, with the nodes that lead to it; a node can have several."""
-    for name, node in graph.nodes.items():
-        for inner in node.subgraphs or ():
-            if isinstance(inner, Pregel):
-                yield name, inner
-                yield from ((f"{name}|{deeper}", found) for deeper, found in _subgraphs(inner))
 
 
 class _Listed(BaseCheckpointSaver[Any]):

@@ -33,7 +33,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.v1 import BaseModel as BaseModelV1
 
 from hrm_agent.import_by_name import LOCAL_NAMES, local_modules, natural_name, stem_of
-from hrm_agent.langgraph_format import is_safe_method, is_safe_type, types_of_channels, types_of_schemas
+from hrm_agent.langgraph_format import is_safe_method, is_safe_type, subgraphs_of, types_of_channels, types_of_schemas
 from hrm_agent.store.refusals import RefusedValue, UnknownType, Unstorable
 from hrm_agent.store.stored_messages import TYPED
 from hrm_agent.store.typed_values import (
@@ -367,10 +367,9 @@ _WITHOUT_HINTS = (
 @lru_cache(maxsize=32)
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
     """(module, name) of the types in the state of a graph and of its subgraphs, and of what nodes send each other."""
-    subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
     found = set[tuple[str, ...]]()
     seen = dict[int, Any]()
-    for each in (graph, *subgraphs):
+    for each in (graph, *(inner for _, inner in subgraphs_of(graph))):
         sent = _schemas_sent(each)
         found |= types_of_channels(each.channels) | types_of_schemas(sent)
         for channel in each.channels.values():

@@ -118,11 +118,11 @@ class TypedEncoder:
             raise Unstorable(f"a value nested more than {_DEEPEST} levels deep")
         self._open.add(id(value))
         try:
-            return self._of_parts(value, type_)
+            return self._with_parts(value, type_)
         finally:
             self._open.discard(id(value))
 
-    def _of_parts(self, value: Any, type_: type) -> Any:
+    def _with_parts(self, value: Any, type_: type) -> Any:
         if type_ is list:
             return self._items(value)
         if type_ is dict:
@@ -161,7 +161,7 @@ class TypedEncoder:
             return ormsgpack.Ext(TYPED, _pack(["numpy", type_.__name__, made, "array"]))
         if issubclass(type_, BaseException) and type_.__module__ == "builtins":
             self._may_read(type_.__module__, type_.__qualname__)
-            return self._of_class(value, type_)
+            return self._instance(value, type_)
         if "<locals>" in type_.__qualname__:
             raise Unstorable(
                 f"a value of the type {type_.__qualname__}, which stands in a function and cannot be found again"
@@ -169,9 +169,9 @@ class TypedEncoder:
         if _way(value, type_) is None:
             self._refuse(value)
         self._may_read(natural_name(type_.__module__), type_.__qualname__)
-        return self._of_class(value, type_)
+        return self._instance(value, type_)
 
-    def _of_class(self, value: Any, type_: type) -> Any:
+    def _instance(self, value: Any, type_: type) -> Any:
         how = _way(value, type_)
         if how == "member":
             return _ext(type_, value.name, how)
@@ -340,7 +340,7 @@ def difference(given: Any, found: Any) -> str | None:
         same = given.dtype == found.dtype and given.shape == found.shape and given.tobytes() == found.tobytes()
         return None if same and not given.dtype.hasobject else ""
     if isinstance(given, (BaseModel, BaseModelV1)):
-        return _of_models(given, found)
+        return _compare_models(given, found)
     compare = next((compare for types, compare in _COMPARED if isinstance(given, types)), None)
     if compare is not None:
         place = compare(given, found)
@@ -348,35 +348,35 @@ def difference(given: Any, found: Any) -> str | None:
         place = None
     else:
         return "" if _differ(given, found) else None
-    return place if place is not None else _of_attributes(_made_of(given), _made_of(found))
+    return place if place is not None else _compare_attributes(_made_of(given), _made_of(found))
 
 
-def _of_enums(given: Any, found: Any) -> str | None:
+def _compare_enums(given: Any, found: Any) -> str | None:
     return None if given == found else ""
 
 
-def _of_numbers_and_texts(given: Any, found: Any) -> str | None:
+def _compare_numbers_and_texts(given: Any, found: Any) -> str | None:
     """Compare by the built-in base, since a subclass may have an equality of its own."""
     base = next(each for each in type(given).__mro__ if each in _BASES)
     one, other = base(given), base(found)
     return None if repr(one) == repr(other) else ""
 
 
-def _of_complex(given: Any, found: Any) -> str | None:
+def _compare_complex(given: Any, found: Any) -> str | None:
     return difference((given.real, given.imag), (found.real, found.imag))
 
 
-def _of_decimals(given: Any, found: Any) -> str | None:
+def _compare_decimals(given: Any, found: Any) -> str | None:
     return None if repr(given) == repr(found) else ""  # NaN is not equal to itself
 
 
-def _of_times(given: Any, found: Any) -> str | None:
+def _compare_times(given: Any, found: Any) -> str | None:
     *one, zone = _clock(given)
     *other, other_zone = _clock(found)
     return None if one == other and given.fold == found.fold and not _differ(zone, other_zone) else ""
 
 
-def _of_errors(given: Any, found: Any) -> str | None:
+def _compare_errors(given: Any, found: Any) -> str | None:
     return difference([given.args, *_raised_with(given)], [found.args, *_raised_with(found)])
 
 
@@ -388,7 +388,7 @@ def _differ(given: Any, found: Any) -> bool:
         return True
 
 
-def _of_items(given: Any, found: Any) -> str | None:
+def _compare_items(given: Any, found: Any) -> str | None:
     if len(given) != len(found) or getattr(given, "maxlen", None) != getattr(found, "maxlen", None):
         return ""
     for number, (one, other) in enumerate(zip(given, found, strict=True)):
@@ -397,7 +397,7 @@ def _of_items(given: Any, found: Any) -> str | None:
     return None
 
 
-def _of_pairs(given: dict[Any, Any], found: dict[Any, Any]) -> str | None:
+def _compare_pairs(given: dict[Any, Any], found: dict[Any, Any]) -> str | None:
     if len(given) != len(found):
         return ""
     if getattr(given, "default_factory", None) is not getattr(found, "default_factory", None):
@@ -410,7 +410,7 @@ def _of_pairs(given: dict[Any, Any], found: dict[Any, Any]) -> str | None:
     return None
 
 
-def _of_members(given: Any, found: Any) -> str | None:
+def _compare_members(given: Any, found: Any) -> str | None:
     if len(given) != len(found):
         return ""
     others = {each: each for each in found}
@@ -420,23 +420,23 @@ def _of_members(given: Any, found: Any) -> str | None:
     return None if not_numbers and len(odd) == len(left) else ""
 
 
-def _of_models(given: Any, found: Any) -> str | None:
-    place = _of_attributes(_own_attributes(given), _own_attributes(found))
+def _compare_models(given: Any, found: Any) -> str | None:
+    place = _compare_attributes(_own_attributes(given), _own_attributes(found))
     if place is not None:
         return place
     if isinstance(given, BaseModelV1):
         names = type(given).__private_attributes__
         held = [{name: getattr(each, name) for name in names if hasattr(each, name)} for each in (given, found)]
-        return _of_attributes(*held) if given.__fields_set__ == found.__fields_set__ else ""
+        return _compare_attributes(*held) if given.__fields_set__ == found.__fields_set__ else ""
     for name in ("__pydantic_extra__", "__pydantic_private__"):
         held = [getattr(each, name) or {} for each in (given, found)]
-        if (place := _of_attributes(*held)) is not None:
+        if (place := _compare_attributes(*held)) is not None:
             return place
     known = type(given).__module__.startswith("langchain_core.") or given.model_fields_set == found.model_fields_set
     return None if known else ""
 
 
-def _of_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
+def _compare_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
     if given.keys() != found.keys():
         return next((f".{name}" for name in (*given, *found) if (name in given) != (name in found)), "")
     for name, one in given.items():
@@ -448,15 +448,15 @@ def _of_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: set for classes of `class` statements, and rarely for those of C extensions."""
 _COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
-    (Enum, _of_enums),
-    ((str, int, float, bytes), _of_numbers_and_texts),
-    ((list, tuple, deque), _of_items),
-    (dict, _of_pairs),
-    ((set, frozenset), _of_members),
-    (complex, _of_complex),
-    (Decimal, _of_decimals),
-    ((dt.datetime, dt.time), _of_times),
-    (BaseException, _of_errors),
+    (Enum, _compare_enums),
+    ((str, int, float, bytes), _compare_numbers_and_texts),
+    ((list, tuple, deque), _compare_items),
+    (dict, _compare_pairs),
+    ((set, frozenset), _compare_members),
+    (complex, _compare_complex),
+    (Decimal, _compare_decimals),
+    ((dt.datetime, dt.time), _compare_times),
+    (BaseException, _compare_errors),
     (Send, lambda given, found: None),
     (Item, lambda given, found: None),
 )

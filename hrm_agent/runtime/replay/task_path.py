@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
-from hrm_agent.langgraph_format import PULL, PUSH, SENDS, namespace_parts, task_id_of
+from hrm_agent.langgraph_format import PULL, PUSH, SENDS, namespace_parts, subgraphs_of, task_id_of
 from hrm_agent.trajectory import GraphIdentity
 
 __all__ = ["PathStep", "TaskPath", "TaskPathResolver", "in_words", "without_steps"]
@@ -66,10 +66,8 @@ class TaskPathResolver:
         functional API apart.
         """
         self._saver, self._thread_id, self._paths = saver, thread_id, paths
-        subgraphs = [graph, *(found for _, found in graph.get_subgraphs(recurse=True) if isinstance(found, Pregel))]
-        self._triggers = {
-            (name, tuple(sorted(node.triggers))) for found in subgraphs for name, node in found.nodes.items()
-        }
+        graphs = (graph, *(inner for _, inner in subgraphs_of(graph)))
+        self._triggers = {(name, tuple(sorted(node.triggers))) for each in graphs for name, node in each.nodes.items()}
         self._checkpoints: dict[tuple[str, str], CheckpointTuple | None] = {}
 
     def of(self, identity: GraphIdentity) -> TaskPath:
