@@ -30,6 +30,7 @@ from hrm_agent.unicode import find_surrogate, without_surrogates
 
 __all__ = [
     "OWN_FACTS",
+    "PLAIN",
     "PackedAnswer",
     "is_of_a_model",
     "is_on_record",
@@ -37,6 +38,7 @@ __all__ = [
     "pack_answer",
     "pack_error",
     "raised",
+    "serialised",
     "unpack_answer",
 ]
 
@@ -48,7 +50,8 @@ _MOST_OF_A_FACT = 4096
 """Characters of an attribute of an error."""
 _TELLING = re.compile("retry-after|(x-|anthropic-)?(ratelimit|request-id)|x-should-retry", re.IGNORECASE)
 """Headers that are kept: none names a user or holds a key."""
-_serializer = JsonPlusSerializer(allowed_msgpack_modules=None)
+PLAIN = JsonPlusSerializer(allowed_msgpack_modules=None)
+"""Serialises the types that LangGraph allows by itself."""
 
 
 class PackedAnswer(NamedTuple):
@@ -152,18 +155,19 @@ def _packed(value: Any, place: str, lost: list[str]) -> Any:
         for name, is_one, form in _FORMS:
             if is_one(value):
                 return {_TYPE: name, **form(value, place, lost)}
-        return {_TYPE: "packed", "value": _msgpack(value)}
+        return {_TYPE: "packed", "value": serialised(value)}
     except Exception:  # a foreign object, a circle, or too deep
         lost.append(f"{place}: {type(value).__qualname__}")
         return {_TYPE: "lost"}
 
 
-def _msgpack(value: Any) -> list[str]:
-    """Serialise as in a checkpoint. Raises for a value that would come back changed."""
-    kind, data = _serializer.dumps_typed(value)
-    loaded = _serializer.loads_typed((kind, data))
-    if type(loaded) is not type(value) or not bool(loaded == value):
-        raise _Gone
+def serialised(value: Any, serializer: JsonPlusSerializer = PLAIN) -> list[str]:
+    """The form of a value in a checkpoint, as text. Raises for a value that would come back changed."""
+    kind, data = serializer.dumps_typed(value)
+    if type(serializer) is JsonPlusSerializer:  # a store's own refuses such a value itself
+        loaded = serializer.loads_typed((kind, data))
+        if type(loaded) is not type(value) or not bool(loaded == value):
+            raise ValueError("it comes back as another value")
     return [kind, base64.b64encode(data).decode("ascii")]
 
 
@@ -239,7 +243,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "dict": lambda named: {_unpacked(key): _or_none(item) for key, item in named["value"]},
     "model": _read_model,
     "enum": _read_enum,
-    "packed": lambda named: _serializer.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
+    "packed": lambda named: PLAIN.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
 }
 """Readers by the name of a type in a tree."""
 

@@ -58,21 +58,14 @@ class OutputCodec:
     def _packed(self, value: Any, types: frozenset[tuple[str, ...]]) -> dict[str, Any]:
         serializer = self._serializer(types)
         try:
-            kind, data = _quietly(serializer.dumps_typed, value)
-            if type(serializer) is JsonPlusSerializer:  # a store's serializer refuses a value that it would change
-                loaded = _quietly(serializer.loads_typed, (kind, data))
-                if type(loaded) is not type(value) or not bool(loaded == value):
-                    raise ValueError("it comes back as another value")
+            return {"packed": _quietly(lambda value: recorded_values.serialised(value, serializer), value)}
         except Exception as error:  # whatever a foreign object does when it is serialised
             return {"lost": type(value).__qualname__, "reason": (str(error) or type(error).__name__)[:_MOST_REASON]}
-        return {"packed": [kind, base64.b64encode(data).decode("ascii")]}
 
     def _serializer(self, types: frozenset[tuple[str, ...]]) -> JsonPlusSerializer:
         own = self._journal.serializer if self._journal is not None else None
-        return (own or _plain).with_msgpack_allowlist(types) if types else own or _plain
-
-
-_plain = JsonPlusSerializer(allowed_msgpack_modules=None)
+        serializer = own or recorded_values.PLAIN
+        return serializer.with_msgpack_allowlist(types) if types else serializer
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
