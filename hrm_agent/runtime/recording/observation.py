@@ -57,7 +57,7 @@ class Observation(Recording):
         self._on_model, self._on_loss = on_model, on_loss
 
     def lose(self, error: Exception) -> None:
-        """The program goes on."""
+        """Report the loss; the program goes on."""
         self._on_loss(error)
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
@@ -208,9 +208,9 @@ class ObservedThread(StoreSaver):
 
 
 class MirroredSaver(BaseCheckpointSaver[Any]):
-    """A program's own checkpointer. What is put into it goes on record, too; all else is its own.
+    """A program's own checkpointer, whose writes are recorded, too.
 
-    The program's comes first: what it refuses is not on record either.
+    The program's checkpointer comes first: a write that it refuses is not recorded.
     """
 
     def __init__(self, own: BaseCheckpointSaver[Any], thread: ObservedThread) -> None:
