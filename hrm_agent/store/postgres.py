@@ -103,7 +103,7 @@ class PostgresDatabase(PostgresReading):
         return bool(self.epoch) and not notified
 
     def end_writes_of(self, cursor: Cursor, owner: str) -> None:
-        """End the owner's session if it was stopped in a transaction, which holds locks; else notify it."""
+        """Notify all, and end the owner's session if it was stopped in a transaction, which holds locks."""
         cursor.execute(f"NOTIFY {_CHANGED}")
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ? "
