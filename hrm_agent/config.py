@@ -47,7 +47,7 @@ COMMAND_KEY = "command"
 """A config file may say which command it is for; the file saved beside a run always does."""
 
 COMPARED = "compared"
-"""The context in which two configurations are put beside each other: what is not set counts as what it comes to."""
+"""Context in which two configurations are compared: an unset key counts as the value that it has by default."""
 ON_RECORD = "on record"
 """Context in which a config class is built from the values of a run on record."""
 
@@ -61,7 +61,7 @@ _SECRET = re.compile(
     r"|authorization|(?:access|auth|api|bearer|refresh|session|id|hf|github|gitlab|slack)_?token)$|^token$",
 )
 _JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^a-zA-Z0-9]+")
-"""Between the words of a name: `openaiApiKey`, `x-api-key`."""
+"""Boundaries of words in a name: `openaiApiKey`, `x-api-key`."""
 _LOGIN = re.compile(r"\w://[^/?#\s]*:[^/?#\s]*@")
 """An address with a password."""
 

@@ -149,15 +149,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @cache
 def to_install(*extras: str) -> str:
-    """The `pip` command that adds extras to this installation: from where it came, which need not be an index."""
+    """The `pip` command that adds extras to this installation, from its source, which need not be an index."""
     import json
     from importlib import metadata
     from urllib.parse import unquote, urlsplit
 
     brackets = f"[{','.join(extras)}]"
     try:
-        told = metadata.distribution("hrm-agent").read_text("direct_url.json")
-        source: dict[str, Any] = json.loads(told) if told else {}
+        text = metadata.distribution("hrm-agent").read_text("direct_url.json")
+        source: dict[str, Any] = json.loads(text) if text else {}
     except (metadata.PackageNotFoundError, ValueError):  # a checkout on the path of Python
         source = {"url": Path(__file__).parents[1].as_uri(), "dir_info": {"editable": True}}
     url = str(source.get("url", ""))

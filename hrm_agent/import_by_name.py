@@ -1,7 +1,7 @@
-"""A user's module by its name, or by its file: what `package.module:attribute` and `./file.py:attribute` begin with.
+"""Import a user's module by name or by file: the first part of `package.module:attribute` and `./file.py:attribute`.
 
-A module that is loaded from its file, or run as a program, has another name in this process than Python gives it in
-its project. A stored type is named by the latter, so that it is found wherever the project lies, and however it is run.
+A module that is loaded from its file, or run as a program, has another name in this process than in its project. Stored
+types carry the name in the project (the natural name), so that they are found after it is moved or run another way.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _PROGRAM = "__main__"
 _PREFIX = "user_graph_"
 _LOADED_FROM_FILE = re.compile(rf"{_PREFIX}(.+)_[0-9a-f]{{8}}")
 LOCAL_NAMES = (_PROGRAM.encode(), _PREFIX.encode())
-"""One of these stands in the name of each module that has another natural name."""
+"""Module names that differ from the natural one contain one of these."""
 _PROJECT_FILES = ("pyproject.toml", "langgraph.json")
 _importing = threading.RLock()
 
 
 class NoFileError(ConfigError):
-    """A file that was named is not there."""
+    """The named file does not exist."""
 
 
 def search_in(folder: str) -> None:
@@ -96,10 +96,10 @@ def _imported(path: Path, module_name: str) -> ModuleType:
 
 
 def _refuse_modules_of_others(path: Path, package: str) -> None:
-    """Raises `ImportError` where the file would be given another project's module in place of the one beside it."""
+    """Raises `ImportError` if an import of the file would find another project's module, not the one beside it."""
     try:
         statements = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError):  # importing it says so
+    except (SyntaxError, ValueError):  # the import reports it
         return
     imported = [name.name for each in statements if isinstance(each, ast.Import) for name in each.names]
     froms = [each for each in statements if isinstance(each, ast.ImportFrom)]
@@ -123,7 +123,7 @@ def _refuse_modules_of_others(path: Path, package: str) -> None:
 
 
 def file_named(name: str) -> str:
-    """`package.module:attribute` and `./file.py:attribute` in one form, by their file; the name itself without one."""
+    """Normalise `package.module:attribute` and `./file.py:attribute` to the file's path; unchanged without a file."""
     module, colon, attribute = name.rpartition(":")
     if not colon:
         return name
@@ -137,7 +137,7 @@ def file_named(name: str) -> str:
 
 
 def natural_name(module: str) -> str:
-    """The name that Python gives a loaded module within its project; the same for one that has no other."""
+    """Name of a loaded module within its project; unchanged if it has no other."""
     found = sys.modules.get(module)
     if module == _PROGRAM and (spec := getattr(found, "__spec__", None)) is not None:
         return str(spec.name)
@@ -147,10 +147,9 @@ def natural_name(module: str) -> str:
 
 @cache
 def _place_in_project(file: str) -> tuple[Path, str]:
-    """The folder that a file's module is found from, and its name there.
+    """The folder from which a file's module is imported, and its name there.
 
-    From the folder around its packages on; without packages from the nearest folder of a project, or its `src`. A `src`
-    is none of the packages.
+    It is the folder around the file's packages; without packages, the nearest folder of a project, or its `src`.
     """
     path = Path(file).resolve()
     around = next(each for each in path.parents if not (each / "__init__.py").is_file())
@@ -164,13 +163,13 @@ def _place_in_project(file: str) -> tuple[Path, str]:
 
 
 def stem_of(module: str) -> str:
-    """The last part of a module's natural name; what it was loaded from, where it was stored under a local name."""
+    """Last part of a module's natural name; for a stored local name, the stem of the file that it was loaded from."""
     found = _LOADED_FROM_FILE.fullmatch(natural_name(module))
     return found[1] if found else natural_name(module).rpartition(".")[2]
 
 
 def local_modules(natural: str) -> list[str]:
-    """Modules of this process that have another name here than their natural one, which is given."""
+    """Local names that modules of this process have instead of the `natural` one."""
     names = [name for name in list(sys.modules) if name == _PROGRAM or name.startswith(_PREFIX)]
     return [name for name in names if name != natural and natural_name(name) == natural]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.cache.base import BaseCache
     from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, CheckpointMetadata, CheckpointTuple
+    from langgraph.pregel import Pregel
 
 __all__ = [
     "CALL",
@@ -64,6 +65,7 @@ __all__ = [
     "question_asked",
     "snapshot_of",
     "snapshot_value",
+    "subgraphs_of",
     "substitute_caches",
     "task_id_of",
     "task_of_namespace",
@@ -79,14 +81,14 @@ __all__ = [
 INTERRUPT = "__interrupt__"
 """Its questions; the "node" of an update that tells them, too."""
 UPDATE_METADATA = "__metadata__"
-"""The "node" of an update that says of the others whether their tasks had ended before."""
+"""The "node" of an update that marks results of tasks which had ended before."""
 RESUME = "__resume__"
 """The answers that it has been given."""
 ERROR = "__error__"
 ERROR_SOURCE = "__error_source_node__"
 """Beside an error: the node that failed, where another node of the graph handles that."""
 RETURN = "__return__"
-"""What a task of the functional API returns."""
+"""Return value of a task of the functional API."""
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """Stands for the task of writes that belong to none: the input of a run, an answer to whichever question waits."""
 
@@ -97,7 +99,7 @@ END = "__end__"
 INPUT = "__input__"
 """In `versions_seen`: the input."""
 SNAPSHOT_BUMPS = "__snapshot_bumps__"
-"""In `versions_seen`: notes on versions that snapshots have moved."""
+"""In `versions_seen`: versions that snapshots have raised."""
 
 # channels
 SENDS = "__pregel_tasks"
@@ -126,7 +128,7 @@ TASK = "__pregel_task_id"
 CHECKPOINTER = "__pregel_checkpointer"
 """A checkpointer that goes before the graph's own."""
 SCRATCHPAD = "__pregel_scratchpad"
-"""The counters of a task (its questions, subgraphs and functional tasks), and the answers that it has been given."""
+"""Counters of a task (questions, subgraphs, functional tasks), and the answers to its questions."""
 SEND = "__pregel_send"
 """A function that takes writes of the running task."""
 CALL = "__pregel_call"
@@ -136,7 +138,7 @@ _CHECKPOINT_MAP = "checkpoint_map"
 # namespaces of checkpoints
 _BETWEEN_PARTS, _BEFORE_TASK = "|", ":"
 _FRAMES = 16
-"""Between an `interrupt()` and what counts it: one for each tool around it."""
+"""Most frames between an `interrupt()` and its counter: one for each tool around it."""
 
 
 class NamespacePart(NamedTuple):
@@ -145,14 +147,13 @@ class NamespacePart(NamedTuple):
     node: str
     """Its node. Or a number, which tells several subgraphs of the task before it apart."""
     task_id: str
-    """Empty with a number, and of a subgraph that keeps its state between runs (`compile(checkpointer=True)`), which
-    is named by its nodes alone."""
+    """Empty for a number, and for a subgraph that keeps its state between runs (`compile(checkpointer=True)`)."""
     around: str
     """The namespace of its graph."""
 
     @property
     def is_number(self) -> bool:
-        """It is no node."""
+        """Whether it tells subgraphs apart and names no node."""
         return not self.task_id and bool(self.around) and self.node.isdecimal()
 
 
@@ -168,7 +169,7 @@ def namespace_parts(namespace: str) -> tuple[NamespacePart, ...]:
 
 
 def named_nodes(namespace: str) -> str:
-    """`solve:ID|1|reason:ID` -> `solve|reason`: the nodes that a namespace leads through."""
+    """Names of the nodes in a namespace: `solve:ID|1|reason:ID` -> `solve|reason`."""
     return _BETWEEN_PARTS.join(part.node for part in namespace_parts(namespace) if not part.is_number)
 
 
@@ -205,24 +206,24 @@ def triggered_nodes(channels: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-# channels whose value is made of writes
+# channels whose value is folded from writes
 _COUNTERS = "counters_since_delta_snapshot"
-"""In a checkpoint's metadata: the `DeltaChannel`s that have no snapshot there, and how long that is so."""
+"""Key in a checkpoint's metadata: `DeltaChannel`s without a snapshot there, with counts since the last one."""
 
 
 def deltas_of(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The `DeltaChannel`s that a checkpoint holds no snapshot of, as its metadata tells."""
+    """`DeltaChannel`s that have no snapshot in a checkpoint, from its metadata."""
     found: Any = metadata.get(_COUNTERS)
     return found or {}
 
 
 def with_deltas(metadata: Mapping[str, Any], deltas: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata that tells of these."""
+    """Metadata with `deltas` as the channels without a snapshot."""
     return {**metadata, _COUNTERS: dict(deltas)} if deltas else dict(metadata)
 
 
 class _Checkpointed(Protocol):
-    """A `CheckpointTuple` of LangGraph's, or what stands for one."""
+    """LangGraph's `CheckpointTuple`, or a substitute."""
 
     @property
     def checkpoint(self) -> Checkpoint: ...
@@ -232,13 +233,13 @@ class _Checkpointed(Protocol):
 
 
 def unstored_channels(found: _Checkpointed) -> list[str]:
-    """Names of the channels that have been written to, and whose value is made of the writes of ancestors."""
+    """Names of written channels whose value is not in the checkpoint but folded from the writes of ancestors."""
     held, versions = found.checkpoint["channel_values"], found.checkpoint["channel_versions"]
     return [name for name in deltas_of(found.metadata) if name in versions and name not in held]
 
 
 def is_delta(channel: Any) -> bool:
-    """Whether the value of a graph's channel can be made of writes."""
+    """Whether the value of a graph's channel can be folded from writes."""
     from langgraph.channels import BinaryOperatorAggregate
     from langgraph.channels.delta import DeltaChannel
 
@@ -248,7 +249,7 @@ def is_delta(channel: Any) -> bool:
 def built_values(
     channels: Mapping[str, Any], found: CheckpointTuple, saver: BaseCheckpointSaver[Any]
 ) -> dict[str, Any]:
-    """The values of channels at a checkpoint, made as LangGraph makes them."""
+    """Values of channels at a checkpoint, rebuilt by LangGraph itself."""
     from langgraph.pregel._checkpoint import channels_from_checkpoint  # pyright: ignore[reportPrivateUsage]
     from langgraph.pregel._io import read_channels  # pyright: ignore[reportPrivateUsage]
 
@@ -257,14 +258,14 @@ def built_values(
 
 
 def snapshot_of(value: Any) -> Any:
-    """A value as a checkpoint holds that of a `DeltaChannel`."""
+    """Wrap a value as a `DeltaChannel`'s snapshot in a checkpoint."""
     from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
 
     return _DeltaSnapshot(value)
 
 
 def snapshot_value(held: Any) -> Any:
-    """The value that a checkpoint holds, taken out of its snapshot if it is one."""
+    """Unwrap a value of a checkpoint if it is a snapshot."""
     from langgraph.checkpoint.serde.types import _DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
 
     return held.value if isinstance(held, _DeltaSnapshot) else held
@@ -293,9 +294,9 @@ def ticks_of(checkpoint_id: str) -> int:
 
 
 def continue_ids_after(checkpoint_id: str) -> None:
-    """Have the ids that LangGraph makes in this process sort after one that was made by a clock which was ahead.
+    """Make LangGraph's new ids in this process sort after `checkpoint_id`, even if that id's clock was ahead.
 
-    It takes the highest id for the newest checkpoint, and begins ids with the time, or the last one's time and a bit.
+    LangGraph takes the highest id for the newest checkpoint. An id begins with the time, or just after the last id's.
     """
     from langgraph.checkpoint.base import id as ids
 
@@ -313,9 +314,9 @@ def config_in_force(*configs: RunnableConfig | None) -> RunnableConfig:
 
 
 def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None] | None:
-    """The question of the `interrupt()` that a few frames above `frame` draws its number, and the schema of its answer.
+    """The question of the `interrupt()` call a few frames above `frame`, and the schema of its answer.
 
-    None where no such call is there.
+    None if there is no such call.
     """
     from langgraph.types import interrupt
 
@@ -330,9 +331,9 @@ def question_asked(frame: FrameType | None) -> tuple[Any, dict[str, Any] | None]
 
 
 def checkpointer_of(graph: Any, config: RunnableConfig) -> BaseCheckpointSaver[Any] | None:
-    """The checkpointer that a run of a graph uses, which reads the types that its state declares; None if it has none.
+    """The checkpointer that a run of a graph uses, allowed to read the types of its state; None if it has none.
 
-    `config`: what `config_in_force` returns.
+    `config`: result of `config_in_force`.
     """
     return graph._resolve_checkpointer(config)  # pyright: ignore[reportPrivateUsage]
 
@@ -374,9 +375,9 @@ class _Nothing:
 
 @cache
 def substitute_caches(substitute: Callable[[BaseCache[Any]], BaseCache[Any]]) -> None:
-    """Have every graph, also one inside of another, run with what `substitute` makes of its cache; once per process.
+    """Replace the cache of every run by `substitute(cache)`, in subgraphs too; once per process.
 
-    A graph inside of another has the cache that it was compiled with, and nothing in a config replaces that.
+    No config replaces the cache that a subgraph was compiled with.
     """
     from langgraph.cache.base import BaseCache
     from langgraph.pregel import Pregel
@@ -405,15 +406,29 @@ def types_of_schemas(schemas: Iterable[Any]) -> set[tuple[str, ...]]:
     return _serde.collect_allowlist_from_schemas(schemas=[schema for schema in schemas if schema is not None])
 
 
+def subgraphs_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[tuple[str, Pregel[Any, Any, Any, Any]]]:
+    """Each subgraph at any depth with the nodes that lead to it, as `named_nodes` has them.
+
+    A node can have several, of which LangGraph's own `get_subgraphs` yields the first.
+    """
+    from langgraph.pregel import Pregel
+
+    for name, node in graph.nodes.items():
+        for inner in node.subgraphs or ():
+            if isinstance(inner, Pregel):
+                yield name, inner
+                yield from ((f"{name}{_BETWEEN_PARTS}{deeper}", found) for deeper, found in subgraphs_of(inner))
+
+
 def is_safe_type(module: str, name: str) -> bool:
-    """Whether LangGraph makes values of a type of which nobody said that it is allowed."""
+    """Whether LangGraph reads values of a type without being asked to allow it."""
     from langgraph.checkpoint.serde import _msgpack  # pyright: ignore[reportPrivateUsage]
 
     return (module, name) in _msgpack.SAFE_MSGPACK_TYPES
 
 
 def is_safe_method(module: str, name: str, method: str) -> bool:
-    """The same for values that a method of a type makes."""
+    """Like `is_safe_type`, for values that a method of a type makes."""
     from langgraph.checkpoint.serde import _msgpack  # pyright: ignore[reportPrivateUsage]
 
     return (module, name, method) in _msgpack.SAFE_MSGPACK_METHODS

@@ -229,7 +229,7 @@ def _untrainable(engine: Engine, sampling: Sampling, completion: Completion) -> 
 
 
 def close_text_call(pending: PendingCall, model: str, message: AIMessage, sent: SentSampling) -> tuple[Call, AIMessage]:
-    """The record of a turn that a chat model without token ids answered, and its message, of the class that it has.
+    """The record of a turn that a chat model without token ids answered, and its message, of its own class.
 
     `sent`: the sampling parameters as its request named them.
     """
@@ -251,7 +251,7 @@ def close_text_call(pending: PendingCall, model: str, message: AIMessage, sent: 
 
 
 def _whole(message: AIMessage) -> AIMessage:
-    """A chunk as the message that it is a part of."""
+    """Convert a chunk to a whole message."""
     whole = message_chunk_to_message(message)
     return whole if isinstance(whole, AIMessage) else message
 
@@ -259,7 +259,7 @@ def _whole(message: AIMessage) -> AIMessage:
 def close_failed_call(pending: PendingCall, model: str, error: RaisedError, shown: AIMessage | None = None) -> Call:
     """The record of a call that raised, or whose stream was left. `shown`: what had been streamed before.
 
-    Its index is free again: it has an id of its own, and no seed.
+    It has an id of its own and no seed, since its index is free again.
     """
     response, exact, lost = pack_answer(_whole(shown)) if shown is not None else ({}, None, None)
     return Call(

@@ -314,7 +314,7 @@ class _PolicyCall:
                 self._fail(self._pending, error)
 
     def _fail(self, pending: PendingCall, error: Exception) -> None:
-        """Commit that there was no answer. Where even that cannot be written, the recording is broken."""
+        """Commit that there was no answer. If even that cannot be written, the recording is broken."""
         backend = self._backend
         name = backend if isinstance(backend, str) else getattr(backend, "name", None) or name_of_model(backend)
         with suppress(StoreError):

@@ -54,7 +54,7 @@ class ModelCheck:
     answer: str | None = None
     """The first words that it says; None where it was not asked."""
     trained_by_adapter: bool = False
-    """Its weights cannot be trained as they are loaded, and an adapter on them can (`--lora-rank`)."""
+    """The weights as loaded cannot be trained; an adapter on them can (`--lora-rank`)."""
 
 
 def check_model(text: str, *, load: bool = True) -> ModelCheck:

@@ -85,9 +85,9 @@ class _ModelRequest:
         request_hash, offered_hash = (context.hash(options, self._model) for options in (ordered, asked))
         claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
         self.claimed = claimed if isinstance(claimed, Call) else None
-        """What is on record of this request."""
+        """The recorded call of this request."""
         self.over = self.claimed is not None
-        """It has an end, recorded or not."""
+        """Whether it has ended, recorded or not."""
         if isinstance(claimed, int):
             again = recording.asked_again(identity, claimed)
             self._pending = PendingCall(identity, claimed, request_hash, messages, context, tools, instead_of=again)
@@ -103,19 +103,16 @@ class _ModelRequest:
         return unpack_answer(call) if call.response else AIMessage("")
 
     async def as_cancelled(self) -> None:
-        """Wait, where the program cancelled the recorded call, to be cancelled again; nothing for any other call.
+        """If the program cancelled the recorded call, wait for it to cancel this one; else return at once.
 
-        Not for ever: raises what says so where the program does not do it this time.
+        The wait is bounded: `recorded` then raises the recorded cancellation.
         """
         call = self.claimed
         if call is not None and call.error is not None and call.error.kinds == _CANCELLED.kinds:
             await asyncio.sleep(_PATIENCE + 2 * (call.ended_at - call.started_at))
 
     def close(self, answer: BaseMessage) -> BaseMessage:
-        """Commit the record; the answer as it will be given back: itself, with what ties it to its record.
-
-        One that cannot be recorded is given back as it is.
-        """
+        """Commit the record. Returns the answer, with the ids of its record; unchanged if it cannot be recorded."""
         self.over = True
         try:
             if not isinstance(answer, AIMessage):
@@ -137,12 +134,12 @@ class _ModelRequest:
         try:
             call = close_failed_call(self._pending, self._model, error, shown)
             self._recording.write_call(call, self._pending.messages)
-        except Exception as lost:  # the program is told what the model raised; the recording is broken
+        except Exception as lost:  # the program gets the model's error, not this one
             if not isinstance(lost, HrmError):
                 self._recording.lose(lost)
 
     def lose(self, error: Exception) -> None:
-        """It is not on record."""
+        """Report an answer that is not recorded."""
         self._recording.lose(error)
 
     def next(self, chunks: Iterator[T]) -> T | None:
@@ -293,17 +290,17 @@ def _streaming_async(entry: Any) -> Any:
 _LEFT = RaisedError(kinds=(), message="the program left the stream")
 _CANCELLED = RaisedError(kinds=("asyncio:CancelledError",), message="the call was cancelled")
 _PATIENCE = 10.0
-"""Seconds in which a replay is waited for to cancel a call, beside twice those after which the recorded run did."""
+"""Seconds that a replay has to cancel a call, beside twice the time after which the recorded run did."""
 
 
 class _OnRecord:
-    """A model whose stream is the record's, so that callbacks and streams of events hear of it as of the model's own.
+    """A model that streams the recorded answer, so that callbacks and streams of events see it.
 
-    The recorded answer is one chunk; of a stream that broke off it is what there was, then the error.
+    It is one chunk: the answer, or what there was of a stream that broke off, followed by its error.
     """
 
     rate_limiter = output_version = None
-    """There is nothing to wait for, and the content has its form already."""
+    """No limit applies to a recorded answer, and its content is formatted."""
 
     def __init__(self, model: BaseChatModel, question: _ModelRequest) -> None:
         self._model, self._question = model, question
@@ -326,13 +323,13 @@ class _OnRecord:
 
 
 class _Kept:
-    """The chunks of a stream, the newest of which is kept back until the next has come."""
+    """Chunks of a stream. The newest is held back until the next has come."""
 
     def __init__(self, question: _ModelRequest) -> None:
         self._question = question
         self._chunks: list[AIMessageChunk] = []
         self._said: dict[str, Any] = {}
-        """What the provider says of the answer, the newest of each: LangChain's sum joins texts that each chunk has."""
+        """Newest of the provider's facts on the answer: LangChain's sum joins texts that each chunk has."""
 
     def through(self, chunks: Iterator[AIMessageChunk]) -> Iterator[AIMessageChunk]:
         """The chunks of the model, the last one when the whole answer is on record."""
@@ -362,7 +359,7 @@ class _Kept:
         yield from self._chunks[-2:-1]
 
     def _failed(self, error: Exception) -> Iterator[AIMessageChunk]:
-        """The model raised: give out the chunk that was kept."""
+        """Record that the model raised, and give out the chunk that was held back."""
         if is_of_a_model(error):
             self._question.fail(pack_error(error), self._sum(self._chunks))
         yield from self._chunks[-1:]
@@ -377,7 +374,7 @@ class _Kept:
         return newest.model_copy(update={"response_metadata": {**newest.response_metadata, **added}})
 
     def _sum(self, chunks: Sequence[AIMessageChunk]) -> AIMessageChunk | None:
-        """None where there are no chunks, or they cannot be added."""
+        """Sum of the chunks; None if there are none, or they cannot be added."""
         try:
             return functools.reduce(lambda before, chunk: before + chunk, chunks) if chunks else None
         except Exception as error:

@@ -60,10 +60,9 @@ def name_of_model(backend: Any) -> str:
 
 
 def policy_options(sampling: Sampling) -> dict[str, Any]:
-    """The sampling parameters that somebody set, under LangChain's usual names; a seed is not among them.
+    """The sampling parameters that were set, under LangChain's usual names, without the seed.
 
-    What nobody asked for is the provider's to choose: some of its models take no temperature, or think for longer than
-    our limit.
+    The provider chooses the others: some of its models take no temperature, or think for longer than our limit.
     """
     given = sampling.model_dump(include=sampling.model_fields_set & {"temperature", "max_tokens", "top_p"})
     return {**given, "stop": list(sampling.stop) or None}

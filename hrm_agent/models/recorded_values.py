@@ -1,8 +1,8 @@
-"""What a model gave, an answer or an error, in a form that can be stored, and given back as close to it as can be.
+"""Stored form of a model's answers and errors.
 
-A plain answer is its JSON dump. What the dump would change (bytes, tuples, objects, a class of one's own) is kept
-beside it as a tree of JSON with the types named. Reading it imports nothing: a class is taken where it is loaded
-already; else its fields are given back as a mapping, an error as one of the nearest class above it.
+A plain answer is its JSON dump. Parts that the dump would change (bytes, tuples, objects, a class of one's own) are
+kept beside it as a JSON tree with type names. Reading imports nothing: where a class is not loaded, its fields come
+back as a mapping, and an error as one of its nearest loaded base class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple, TypeGuard, cast
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.base import TextAccessor
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
@@ -26,32 +26,36 @@ from hrm_agent.errors import HrmError, ModelError
 from hrm_agent.trajectory import Call
 from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.message_dump import message_dump
-from hrm_agent.unicode import without_surrogates
+from hrm_agent.unicode import find_surrogate, without_surrogates
 
 __all__ = [
     "OWN_FACTS",
+    "PLAIN",
     "PackedAnswer",
     "is_of_a_model",
     "is_on_record",
+    "odd_fields",
     "pack_answer",
     "pack_error",
     "raised",
+    "serialised",
     "unpack_answer",
 ]
 
 OWN_FACTS = ("call_id", "started_at", "ended_at", "thread_id")
 """Keys of `response_metadata` that this project writes."""
 _TYPE = "__type__"
-"""Key in a tree under which the type of a value stands that JSON has no form for."""
+"""Key in a tree for the type of a value that JSON has no form for."""
 _MOST_OF_A_FACT = 4096
 """Characters of an attribute of an error."""
 _TELLING = re.compile("retry-after|(x-|anthropic-)?(ratelimit|request-id)|x-should-retry", re.IGNORECASE)
-"""Headers that a store may keep: none names a user or holds a key."""
-_serializer = JsonPlusSerializer(allowed_msgpack_modules=None)
+"""Headers that are kept: none names a user or holds a key."""
+PLAIN = JsonPlusSerializer(allowed_msgpack_modules=None)
+"""Serialises the types that LangGraph allows by itself."""
 
 
 class PackedAnswer(NamedTuple):
-    """An answer as `Call` has it."""
+    """Fields of a `Call` that hold an answer."""
 
     response: dict[str, Any]
     """`Call.response`."""
@@ -67,15 +71,19 @@ class _Gone(Exception):
 
 def pack_answer(message: AIMessage) -> PackedAnswer:
     """An answer in stored form. Never raises: what cannot be stored is named in `lost`."""
-    own = type(message) is not AIMessage
-    fields = {**vars(message), **(message.__pydantic_extra__ or {})}
-    odd = {name: value for name, value in fields.items() if not _is_json(value)}
+    own, odd = type(message) is not AIMessage, odd_fields(message)
     if not odd and not own:
         return PackedAnswer(message.model_dump(mode="json"), None, None)
     lost: list[str] = []
     exact: dict[str, Any] = {"class": _name(type(message))} if own else {}
     exact["fields"] = {name: _packed(value, name, lost) for name, value in odd.items()}
     return PackedAnswer(_shown(message), exact, tuple(lost) or None)
+
+
+def odd_fields(message: BaseMessage) -> dict[str, Any]:
+    """Fields of a message that JSON does not give back unchanged."""
+    fields = {**vars(message), **(message.__pydantic_extra__ or {})}
+    return {name: value for name, value in fields.items() if not _is_json(value)}
 
 
 def unpack_answer(call: Call) -> AIMessage:
@@ -96,7 +104,7 @@ def unpack_answer(call: Call) -> AIMessage:
 
 
 def _shown(message: AIMessage) -> dict[str, Any]:
-    """What the record shows of an answer that has more in it than JSON can hold."""
+    """Dump of an answer that JSON cannot hold whole, for the record to show."""
     try:
         shown = _clean(message_dump(message, lambda value: type(value).__qualname__))
         AIMessage.model_validate(shown)
@@ -106,7 +114,7 @@ def _shown(message: AIMessage) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """JSON without half characters and numbers that are none."""
+    """JSON without lone surrogates, NaN and infinity."""
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, dict):
@@ -117,10 +125,10 @@ def _clean(value: Any) -> Any:
 
 
 def _is_json(value: Any) -> bool:
-    """True if JSON gives it back as it is."""
+    """True if JSON gives it back unchanged."""
     kind = type(value)
     if kind is str or kind is TextAccessor:  # `message.text`, which is a text
-        return value.isascii() or _is_text(value)
+        return find_surrogate(value) is None
     if kind is list:
         return all(map(_is_json, value))
     if kind is dict:
@@ -130,14 +138,6 @@ def _is_json(value: Any) -> bool:
 
 def _is_key(value: Any) -> bool:
     return type(value) is str and _is_json(value)
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # trees
@@ -155,18 +155,19 @@ def _packed(value: Any, place: str, lost: list[str]) -> Any:
         for name, is_one, form in _FORMS:
             if is_one(value):
                 return {_TYPE: name, **form(value, place, lost)}
-        return {_TYPE: "packed", "value": _msgpack(value)}
+        return {_TYPE: "packed", "value": serialised(value)}
     except Exception:  # a foreign object, a circle, or too deep
         lost.append(f"{place}: {type(value).__qualname__}")
         return {_TYPE: "lost"}
 
 
-def _msgpack(value: Any) -> list[str]:
-    """As in a checkpoint; raises where it would come back as something else."""
-    kind, data = _serializer.dumps_typed(value)
-    loaded = _serializer.loads_typed((kind, data))
-    if type(loaded) is not type(value) or not bool(loaded == value):
-        raise _Gone
+def serialised(value: Any, serializer: JsonPlusSerializer = PLAIN) -> list[str]:
+    """The form of a value in a checkpoint, as text. Raises for a value that would come back changed."""
+    kind, data = serializer.dumps_typed(value)
+    if type(serializer) is JsonPlusSerializer:  # a store's own refuses such a value itself
+        loaded = serializer.loads_typed((kind, data))
+        if type(loaded) is not type(value) or not bool(loaded == value):
+            raise ValueError("it comes back as another value")
     return [kind, base64.b64encode(data).decode("ascii")]
 
 
@@ -219,14 +220,14 @@ def _unpacked(tree: Any) -> Any:
     return read(named)
 
 
-def _of_model(named: Mapping[str, Any]) -> Any:
+def _read_model(named: Mapping[str, Any]) -> Any:
     fields, kind = _without_gone(named["value"]), _loaded(named["class"])
     if kind is None or not issubclass(kind, BaseModel):
         return fields
     return kind.model_construct(_fields_set=set(named["set"]), **fields)
 
 
-def _of_enum(named: Mapping[str, Any]) -> Any:
+def _read_enum(named: Mapping[str, Any]) -> Any:
     kind = _loaded(named["class"])
     return kind[named["name"]] if kind is not None and issubclass(kind, Enum) else _unpacked(named["value"])
 
@@ -240,11 +241,11 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "set": lambda named: set(map(_or_none, named["value"])),
     "frozenset": lambda named: frozenset(map(_or_none, named["value"])),
     "dict": lambda named: {_unpacked(key): _or_none(item) for key, item in named["value"]},
-    "model": _of_model,
-    "enum": _of_enum,
-    "packed": lambda named: _serializer.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
+    "model": _read_model,
+    "enum": _read_enum,
+    "packed": lambda named: PLAIN.loads_typed((named["value"][0], base64.b64decode(named["value"][1]))),
 }
-"""By the name of a type in a tree."""
+"""Readers by the name of a type in a tree."""
 
 
 def _or_none(tree: Any) -> Any:
@@ -270,7 +271,7 @@ def _name(kind: type) -> str:
 
 
 def _loaded(name: str) -> type[Any] | None:
-    """A class by the name that `_name` gave it, where its module is loaded."""
+    """A class by its `_name`; None if it is not loaded."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
@@ -293,15 +294,16 @@ def _facts_of_validation(error: ValidationError) -> Iterator[tuple[str, Any]]:
 
 
 def is_of_a_model(error: BaseException | None) -> TypeGuard[Exception]:
-    """True for what counts as a failure of a model: no cancellation, none of LangGraph's ways, nobody else's error."""
+    """True for a failure of a model: no cancellation, no control flow of LangGraph, no other part's error."""
     elsewhere = isinstance(error, HrmError) and not isinstance(error, ModelError)
     return isinstance(error, Exception) and not elsewhere and not isinstance(error, GraphBubbleUp)
 
 
 def pack_error(error: Exception) -> RaisedError:
-    """What a model raised. Never raises."""
+    """An error of a model in stored form. Never raises."""
     kinds = tuple(_name(kind) for kind in type(error).__mro__ if issubclass(kind, Exception))
-    arguments = error.args if all(map(_is_json, error.args)) else None
+    given: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
+    arguments = given if all(map(_is_json, given)) else None
     return RaisedError(kinds=kinds, message=_text(error), arguments=arguments, facts=dict(_facts(error)))
 
 
@@ -326,18 +328,18 @@ def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
 
 
 def _said_in(response: Any) -> dict[str, Any]:
-    """What a program looks for in an HTTP answer that is an error: when to ask again, and what is wrong."""
+    """Facts of an HTTP error response that programs look for: when to retry, and what was wrong."""
     said = dict[str, Any]()
-    with suppress(Exception):  # of a class that has no such thing, or was not read
+    with suppress(Exception):  # another class of response, or its body was not read
         said["headers"] = {name: value for name, value in response.headers.items() if _TELLING.match(name)}
         said["text"] = without_surrogates(response.text)[:_MOST_OF_A_FACT]
     return {name: value for name, value in said.items() if value}
 
 
-def raised(said: RaisedError, near: type) -> Exception:
-    """The error to raise again: of its own class where that is loaded, made without its constructor.
+def raised(said: RaisedError, near: type = Exception) -> Exception:
+    """The error to raise again, of its own class if that is loaded; no constructor runs.
 
-    `near`: the model's class, beside which a class is looked for that was defined in a program's main file.
+    `near`: the model's class. A class of a program's main file is looked for in its module, too.
     """
     error = next((made for name in said.kinds if (made := _made(name, said, near)) is not None), None)
     error = error or _stand_in(Exception, said)
@@ -374,7 +376,7 @@ def _made(name: str, said: RaisedError, near: type) -> Exception | None:
 
 
 def _stand_in(above: type[Exception], said: RaisedError) -> Exception:
-    """One that is called the same, says the same, and is caught as what is above it."""
+    """An error with the same name and message, of a new subclass of `above`."""
     body = {"__module__": said.kinds[0].partition(":")[0], "__str__": lambda _: said.message}
     kind = type(said.name, (above,), body)
     return _with_facts(kind.__new__(kind, *_arguments(said)), said)
@@ -392,7 +394,7 @@ def _with_facts(error: Exception, said: RaisedError) -> Exception:
 
 
 def _response(said: Any) -> Any:
-    """An HTTP answer of which the status is known, and what `_said_in` found."""
+    """An HTTP response made of its status and what `_said_in` found."""
     httpx: Any = sys.modules.get("httpx")
     if httpx is None:
         return said

@@ -212,11 +212,11 @@ class EpisodeRunner:
             record = None if lease.new else self.store.journal.find_trajectory(episode.trajectory_id)
             memory = await self._memory(graph, episode, new=lease.new)
             if record is None:
-                first()  # a task that has no place in the input is told before anything is written
+                first()  # reports a task that does not fit the input before anything is written
             graph_run = GraphRun(
                 graph, self._config(episode), context, first, record, answer_path=path, memories=memory.store
             )
-            if asks_nothing and _is_over(record):  # or another process has run it before the lease was ours
+            if asks_nothing and _is_over(record):  # another process may have run it before we had the lease
                 if not (self.takes_up_stopped and await graph_run.is_stopped(self.store)):
                     return record
                 record = self._reopen(record)
@@ -237,7 +237,7 @@ class EpisodeRunner:
         return over
 
     async def _memory(self, graph: Graph, episode: Episode, *, new: bool) -> RunMemory:
-        """The caches and LangGraph stores of an episode, with what its thread has put there."""
+        """The caches and LangGraph stores of an episode, with the recorded items of its thread."""
         alone = bool(episode.group_id) and not self.share_memory
         if alone and episode.run_id:
             refuse_shared_store(graph, episode.graph_name)
@@ -335,7 +335,7 @@ class EpisodeRunner:
         return begun
 
     def _reopen(self, record: Trajectory | None) -> Trajectory | None:
-        """A run that had stopped is under way again."""
+        """Mark a run that had stopped as under way."""
         if record is None or record.status is RunStatus.RUNNING:
             return record
         self.store.journal.write_trajectory(again := reopened(record))

@@ -36,7 +36,7 @@ class Episode:
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """LangGraph's run context: the graph's budgets and options."""
     unrecorded: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Further options, by `configurable` and `context`, that are given to the graph and not recorded: secrets."""
+    """Secret options, by `configurable` and `context`: given to the graph and not recorded."""
     verify: Callable[[str], float] | None = None
     """Scores the final text, in this process; the reward is stored as `correct`."""
     verify_run: Callable[[Trajectory], float] | None = None

@@ -52,7 +52,7 @@ class RunnerOptions(TypedDict, total=False):
 
 
 def holds_none(value: Any) -> bool:
-    """Whether there is a None in it, at any depth."""
+    """Whether a value contains None, at any depth."""
     if isinstance(value, Mapping):
         return any(map(holds_none, cast("Mapping[Any, Any]", value).values()))
     return any(map(holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None
@@ -114,7 +114,7 @@ class GraphSettings(GraphOptions):
 
     @field_serializer("graph", when_used="json")
     def _by_its_file(self, graph: str, info: FieldSerializationInfo) -> str:
-        """Compared by what it names: a program records `agent:graph` where a command has `./agent.py:graph`."""
+        """Compare graphs by file: a program records `agent:graph` where a command has `./agent.py:graph`."""
         return file_named(graph) if info.context == COMPARED else graph
 
     def task_options(self) -> dict[str, Any]:
@@ -146,13 +146,13 @@ class RolloutSettings(BaseModel):
         return {"sampling": self.sampling()}
 
     def sampling(self, **further: Any) -> Sampling:
-        """The parameters that were given, as such, over our own defaults; `further`: some of a class that extends."""
+        """The given parameters over our own defaults; `further`: parameters of a subclass."""
         given = {"temperature": self.temperature, "max_tokens": self.max_tokens, **further}
         return Sampling.model_validate({key: value for key, value in given.items() if value is not None})
 
     @field_serializer("temperature", "max_tokens", when_used="json")
     def _as_taken(self, value: Any, info: FieldSerializationInfo) -> Any:
-        """Compared with what an earlier version kept, which had no none, a value is the one that is taken."""
+        """Compare by the value in effect, since earlier versions saved a default where there is None now."""
         taken = Sampling.model_fields[info.field_name or ""].default
         return taken if value is None and info.context == COMPARED else value
 

@@ -1,14 +1,14 @@
-"""The state of a graph at a checkpoint, read as LangGraph reads it: through the graph's channels.
+"""The state of a graph at a checkpoint, read through the graph's channels, as LangGraph does.
 
-A checkpoint need not hold the value of each channel. Of a `DeltaChannel` LangGraph stores what is written and, now and
-then, a snapshot, and makes the value of both with the graph's reducer. Without the graph such a value is not known, and
-is told as `Unbuilt`: an empty state would be a wrong one.
+A checkpoint need not hold the value of each channel. For a `DeltaChannel` LangGraph stores the writes and, now and
+then, a snapshot, and folds them with the graph's reducer. Without the graph such a value is unknown and reported as
+`Unbuilt`, since an empty state would be wrong.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -21,6 +21,7 @@ from hrm_agent.langgraph_format import (
     named_nodes,
     snapshot_of,
     snapshot_value,
+    subgraphs_of,
     unstored_channels,
 )
 
@@ -31,12 +32,12 @@ Saver = BaseCheckpointSaver[Any]
 
 
 class Unbuilt(NamedTuple):
-    """The value of a channel that LangGraph makes of writes, where the graph that says how is not at hand."""
+    """Parts of a channel's value that LangGraph folds from writes, if the graph is not available."""
 
     snapshot: Any
-    """The newest value on record; None where there is none."""
+    """The newest value on record; None if there is none."""
     writes: tuple[Any, ...]
-    """What was written since, in order."""
+    """Later writes, in order."""
 
     def __str__(self) -> str:
         return f"not known without the graph: {len(self.writes)} writes since the last snapshot on record"
@@ -46,8 +47,8 @@ class StateReader:
     """Reads the states of one thread."""
 
     def __init__(self, saver: Saver, graph: AnyGraph | None, listed: Iterable[CheckpointTuple] = ()) -> None:
-        """`graph`: the outermost graph; None where it is not at hand. `listed`: checkpoints of the thread that were
-        read already, with all their ancestors: they are not read again.
+        """`graph`: the outermost graph; None if it is not available. `listed`: checkpoints of the thread, with all
+        their ancestors, that need not be read again.
         """
         self.listed = tuple(listed)
         self._saver: Saver = _Listed(self.listed) if self.listed else saver
@@ -66,9 +67,9 @@ class StateReader:
         values |= built_values(known, found, self._saver) if known else {}
         unknown = [name for name in absent if name not in known]
         histories = self._saver.get_delta_channel_history(config=found.config, channels=unknown) if unknown else {}
-        for name, told in histories.items():
-            writes = tuple(value for _, _, value in told["writes"])
-            values[name] = Unbuilt(snapshot_value(told.get("seed")), writes)
+        for name, history in histories.items():
+            writes = tuple(value for _, _, value in history["writes"])
+            values[name] = Unbuilt(snapshot_value(history.get("seed")), writes)
         return values
 
     def complete(self, found: CheckpointTuple) -> CheckpointTuple:
@@ -77,7 +78,7 @@ class StateReader:
         return found._replace(checkpoint=cast("Checkpoint", {**found.checkpoint, "channel_values": values}))
 
     def alone(self, found: CheckpointTuple) -> CheckpointTuple:
-        """The checkpoint with a snapshot of each channel that it holds no value of: it can stand without ancestors."""
+        """The checkpoint with a snapshot of each channel without a value, so that it needs no ancestors."""
         absent = unstored_channels(found)
         values = self.values(found) if absent else {}
         held = {name: snapshot_of(values[name]) for name in absent if not isinstance(values[name], Unbuilt)}
@@ -102,21 +103,12 @@ class StateReader:
     def _inner(self) -> Sequence[tuple[str, AnyGraph]]:
         """The subgraphs, each with the nodes that lead to it."""
         if self._graphs is None:
-            self._graphs = [] if self._graph is None else list(_subgraphs(self._graph))
+            self._graphs = [] if self._graph is None else list(subgraphs_of(self._graph))
         return self._graphs
 
 
-def _subgraphs(graph: AnyGraph) -> Iterator[tuple[str, AnyGraph]]:
-    """Those of nodes with several, too."""
-    for name, node in graph.nodes.items():
-        for inner in node.subgraphs or ():
-            if isinstance(inner, Pregel):
-                yield name, inner
-                yield from ((f"{name}|{deeper}", found) for deeper, found in _subgraphs(inner))
-
-
 class _Listed(BaseCheckpointSaver[Any]):
-    """Checkpoints that were read already."""
+    """A saver of checkpoints that were read already."""
 
     def __init__(self, listed: Iterable[CheckpointTuple]) -> None:
         super().__init__()
@@ -128,11 +120,11 @@ class _Listed(BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """The same, with seeds that a reducer may change: several checkpoints go back to one."""
+        """Copy the seeds, since reducers may change them and several checkpoints share one."""
         histories = super().get_delta_channel_history(config=config, channels=channels)
-        for told in histories.values():
-            if "seed" in told:
-                told["seed"] = snapshot_of(copy.copy(snapshot_value(told["seed"])))
+        for history in histories.values():
+            if "seed" in history:
+                history["seed"] = snapshot_of(copy.copy(snapshot_value(history["seed"])))
         return histories
 
 

@@ -73,7 +73,7 @@ _HINT = (
 
 @contextmanager
 def refusing(place: CheckpointKey) -> Generator[None]:
-    """Raises `StoreError` for a type that is not allowed, `UnstorableError` for what would come back as another."""
+    """Raises `StoreError` for a type that is not allowed, `UnstorableError` for a value that would change."""
     try:
         yield
     except RefusedValue as error:

@@ -28,7 +28,7 @@ __all__ = ["MEMORY", "ROW", "CheckpointOutline", "CheckpointRow", "StoreSnapshot
 
 ROW = "seq, thread_id, ns, id, parent_id, manifest, metadata"
 MEMORY = "__memory__"
-"""Stands before the id of a task in writes that are none of its channels: what it put into a LangGraph store."""
+"""Prefix of the task id of writes that hold items for a LangGraph store, not values of channels."""
 _FEW = 300
 """Checkpoints whose writes are asked for one by one; of more, all writes of their threads are read."""
 _NOTHING = [NULL, b""]

@@ -22,7 +22,7 @@ class AcquiredLease(NamedTuple):
     generation: int
     """`HeldThreads.generation` before it was acquired."""
     at: float
-    """When, by the monotonic clock."""
+    """Time by the monotonic clock."""
 
 
 class ComingThreads:

@@ -129,7 +129,7 @@ class ValueWriter:
     def reference(self, value: Any, inline: int = _INLINE_BYTES, level: int = 0) -> Reference:
         """The reference of `value`, in place up to `inline` bytes; its blobs are added to `new`.
 
-        Raises `RefusedValue` for what would not be read back as it is. `level`: how many lists and dicts hold it.
+        Raises `RefusedValue` for a value that would be read back changed. `level`: number of lists and dicts around it.
         """
         if level > _DEEPEST:
             raise Unstorable(_TOO_DEEP)
@@ -268,7 +268,7 @@ def _forget_half(remembered: dict[int, Any]) -> None:
 
 
 def _packed_fields(message: BaseMessage) -> bytes | None:
-    """All that is serialised of a message; None where it holds more than plain values and its class's fields."""
+    """Serialised fields of a message; None if it holds more than plain values and its class's fields."""
     try:
         return None if _more_of(message) else _packed(_fields_of(message))
     except TypeError:
@@ -276,7 +276,7 @@ def _packed_fields(message: BaseMessage) -> bytes | None:
 
 
 def _is_kept(message: BaseMessage, fields: bytes) -> bool:
-    """Whether LangGraph's form of a message of plain values gives it back as it is, as far as that is seen at once."""
+    """Whether LangGraph's form of a message of plain values surely keeps it; a quick check."""
     held: Mapping[str, Any] = message.__dict__
     return (
         _SOUND.get(type(message)) == held.get("type") and (not has_bytes(fields) or is_plain(held)) and is_sound(held)

@@ -55,7 +55,7 @@ class Database(ABC):
     level: str
     """What a commit survives: `process` or `power`."""
     server_clock: str = ""
-    """SQL for Unix time in seconds by the clock that all who write share; empty where they share a machine."""
+    """SQL for Unix time in seconds by a clock that all writers share; empty if they share a machine."""
     epoch: str = ""
     """As it stands in the transaction under way; it changes whenever blobs are collected."""
     transaction: int = 0
@@ -94,9 +94,7 @@ class Database(ABC):
 
     @abstractmethod
     def exclusive(self, work: Work[T]) -> T:
-        """Do `work` in a transaction while nobody else writes. It may delete what it likes, and what it deletes is
-        overwritten in a file.
-        """
+        """Do `work` in a transaction while nobody else writes. Deleted rows are overwritten in a file."""
 
     @abstractmethod
     def size(self) -> int:

@@ -73,7 +73,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
     @property
     def serializer(self) -> StrictSerializer:
-        """That of the store's checkpoints."""
+        """Serializer of the store's checkpoints."""
         return self._requests().serializer
 
     # model calls
@@ -277,10 +277,10 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         requests: bool = True,
         newest_first: bool = False,
     ) -> Iterator[Trajectory]:
-        """Trajectories with their calls, in the order in which they were begun, or the other way round.
+        """Trajectories with their calls, in the order in which they were begun, or reversed.
 
-        `on_damage`: told of one that cannot be read, and the others follow; None raises `StoreError`. `requests`: with
-        what the calls were sent.
+        `on_damage`: called for one that cannot be read, which is left out; None raises `StoreError`. `requests`: with
+        the requests of the calls.
         """
         wanted = {"run_id": run_id, "group_id": group_id, "status": status.value if status else None}
         given = {name: value for name, value in wanted.items() if value is not None}
@@ -289,7 +289,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
         return self._trajectories(where, values, on_damage, requests=requests, newest_first=newest_first)
 
     def count_trajectories(self, run_id: str | None = None) -> int:
-        """How many are on record, readable or not."""
+        """Number of trajectories on record, readable or not."""
         where, values = ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
         with self._database.read() as cursor:
             return int(cursor.execute(f"SELECT count(*) FROM trajectories WHERE {where}", values).fetchone()[0])
@@ -411,7 +411,7 @@ class StoreJournal(DrawsJournal, OverlaysJournal, ToolCallsJournal):
 
 
 def _with(header: Trajectory, calls: Iterable[Call], tool_calls: Iterable[ToolCall]) -> Trajectory:
-    """A trajectory with its calls, those that failed apart."""
+    """A trajectory with its calls, split into answered and failed ones."""
     answered: list[Call] = []
     failed: list[Call] = []
     for call in calls:

@@ -128,7 +128,7 @@ class Leases:
         self._ahead: dict[str, AcquiredLease] = {}
         """Taken, and not used yet."""
         self._renewed_at = 0.0
-        """When all were prolonged last, by the monotonic clock."""
+        """Time of the last renewal of all, by the monotonic clock."""
         self._coming: list[ComingThreads] = []
         self._epoch = 0
         """The highest that this owner has had, of any lease."""
@@ -253,9 +253,9 @@ class Leases:
         return {str(row[0]): self._epoch for row in ours}
 
     def _acquire(self, cursor: Cursor, key: str, thread_id: str, doing: str) -> tuple[int, bool] | RunError:
-        """Its epoch, and whether it is the first ever that a run holds on a thread of which nothing is on record.
+        """The lease's epoch, and whether it is the first one of a run on a thread without records.
 
-        Where another has it, the reason for refusing: it is no exception, so that what was noted of the row is kept.
+        If another owner has it, an error that is returned, not raised, so that the transaction is committed.
         """
         owner = self._fence.owner
         now, at = _now(self._database)
@@ -288,7 +288,7 @@ class Leases:
         return int(taken[0]), new
 
     def _cut_down(self, cursor: Cursor, key: str, owner: str, epoch: int, expires_at: float) -> None:
-        """Nobody renews a lease for longer than its length: a clock that was ahead has written this one."""
+        """Shorten a lease that is good for longer than its length: a clock that was ahead has written it."""
         now, at = _now(self._database)
         cursor.execute(
             f"UPDATE leases SET expires_at = {now} + ? "
@@ -354,18 +354,18 @@ def _key(thread_id: str, doing: str) -> str:
 
 
 def _now(database: Database) -> tuple[str, tuple[float, ...]]:
-    """The time that `expires_at` is of, in SQL, and the values for it: a server's own, else this machine's."""
+    """Current time by the clock of `expires_at` in SQL, with its values: the server's, else this machine's."""
     return (database.server_clock, ()) if database.server_clock else ("?", (time.time(),))
 
 
 def _seconds_left(database: Database, process: str, expires_at: float, by_wall: float) -> float:
-    """How long a lease is still good for; 0 or less where it is not. `by_wall`: the same by the clock of `_now`."""
+    """Seconds until a lease ends; 0 or less if it has ended. `by_wall`: the same by the clock of `_now`."""
     if expires_at <= 0 or _is_gone(process):
         return 0.0
     _, _, _, boot, _, ahead = _parts(process)
     if database.server_clock or not boot or not (here := _processes_of()[0]):
         return by_wall
-    if boot != here:  # the one machine that writes to a file was started anew since
+    if boot != here:  # the machine that writes to the file was restarted since
         return 0.0
     try:
         return expires_at - float(ahead) - time.monotonic()
@@ -415,13 +415,13 @@ def _this_process() -> str:
 
 
 def _noted_process(database: Database) -> str:
-    """The same as it stands in a row: in a file with how far the wall clock is ahead of the monotonic one."""
+    """This process as a row names it; in a file with the difference between wall clock and monotonic clock."""
     process = _this_process()
     return process if database.server_clock else f"{process}/{time.time() - time.monotonic():.3f}"
 
 
 def _parts(process: str) -> list[str]:
-    """Host, number, start, boot, PID namespace, and how far its wall clock is ahead; empty where it is not noted."""
+    """Host, number, start, boot, PID namespace and clock difference of a process; empty if not noted."""
     return [*process.split("/"), "", "", "", "", ""][:6]
 
 

@@ -1,10 +1,10 @@
-"""Care of a store: what is in it, and what may go. Whether it is sound says `hrm_agent.store.verification`.
+"""Maintenance of a store: contents, deletion, garbage collection. `hrm_agent.store.verification` checks it.
 
-Deleting threads removes their rows, and in the same transaction the values that nothing names any more, which are found
-by marking what checkpoints, writes and the requests of model calls still refer to. Where something is damaged that may
-name values, the threads go and the values stay, and that is said; the next time they are collected. Whoever writes at
-the same time waits, or finds another epoch and hands its values in again (`hrm_agent.store.blobs`). What a training run
-has judged is kept unless it is named: its overlays refer to it. So is what a kept run was forked from.
+Deleting threads removes their rows and, in the same transaction, values without references, found by marking the
+references of checkpoints, writes and model requests. If a damaged row may refer to values, the threads are deleted, the
+values are kept until the next collection, and that is reported. A parallel writer waits, or finds another epoch and
+hands its values in again (`hrm_agent.store.blobs`). Runs that a training run has judged are kept unless they are named,
+since its overlays refer to them. So are runs that a kept run was forked from.
 """
 
 from __future__ import annotations
@@ -280,9 +280,9 @@ def _delete(cursor: Cursor, trajectory_ids: Iterable[str], thread_ids: Iterable[
 
 
 def _collecting(store: RunStore, delete: Callable[[Cursor], T]) -> tuple[T, int]:
-    """What `delete` returns, and how many values were collected with it, in one transaction.
+    """Result of `delete` and the number of values collected with it, in one transaction.
 
-    Raises `StoreError` as `collect_values` does. What was deleted is deleted then.
+    Raises `StoreError` as `collect_values` does; the deletion is then committed.
     """
 
     def both(cursor: Cursor) -> tuple[T, int, StoreError | None]:
@@ -307,9 +307,9 @@ def collect_values(store: RunStore) -> int:
 
 
 def count_loose_values(store: RunStore) -> int:
-    """How many values no checkpoint, no write and no request names. Raises `StoreError` as `collect_values` does.
+    """Number of values without a reference. Raises `StoreError` as `collect_values` does.
 
-    The checkpointer's own `delete_thread` and `prune` leave such, and so do writes that were replaced.
+    The checkpointer's own `delete_thread` and `prune` leave such values, and so do replaced writes.
     """
     return store.database.read_once(lambda cursor: len(_loose(store, cursor)))
 

@@ -1,8 +1,8 @@
-"""What may follow the newest checkpoint of a thread.
+"""Checks on a checkpoint that follows the newest one of a thread.
 
-LangGraph takes the highest id for the newest, and ids begin with the time. Whoever reads a thread goes on after its ids
-(`langgraph_format.continue_ids_after`), wherever its own clock stands. A checkpoint with a lower id than the newest
-one's all the same would be lost: it is refused, with the reason that its writer has for it.
+LangGraph takes the highest id for the newest, and ids begin with the time. A process that reads a thread goes on after
+its ids (`langgraph_format.continue_ids_after`), whatever its own clock says. A checkpoint whose id is still lower than
+the newest one's would be lost, so it is refused, with the writer's reason.
 """
 
 from __future__ import annotations

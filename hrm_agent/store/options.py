@@ -28,7 +28,7 @@ class ThreadOptions:
         self._database.add(lambda cursor: self.insert(cursor, thread_id, text), thread_id)
 
     def write_later(self, thread_id: str, text: str) -> None:
-        """The same with the next commit, of whatever it is."""
+        """Write options with the next commit."""
         self._database.defer(lambda cursor: self.insert(cursor, thread_id, text))
 
     def insert(self, cursor: Cursor, thread_id: str, text: str) -> None:

@@ -23,12 +23,12 @@ __all__ = ["HIDDEN", "SNAPSHOT", "SentTask", "StoredQuestion", "newest_plain_cha
 HIDDEN = object()
 """Stands for a message, and for a value that an edit has put in place of another."""
 _SET, _SEND, _KEYWORDS, _MODEL = 0, 1, 2, 5
-"""Codes of LangGraph's serializer: made of one argument, of several, of named ones, and a model of pydantic.
+"""Codes of LangGraph's serializer: values made of one argument, of several, of named ones, and pydantic models.
 
-What it would not give back as it was stands under a code of ours, with the same parts and how they are put together.
+A value that it would give back changed is under a code of ours, with the same parts and the way to build it.
 """
 SNAPSHOT = 7
-"""Its code of the value of a `DeltaChannel`."""
+"""LangGraph's code of a snapshot of a `DeltaChannel`."""
 _MODELS, _NAMED = (_MODEL, TYPED), (_KEYWORDS, TYPED)
 
 

@@ -60,9 +60,9 @@ _SAME_STATE = (
 )
 """Assertions of the same: division by zero where the epoch has changed, or a lease is not ours any more."""
 _CHANGED = "hrm_agent_changed"
-"""The channel on which that is told."""
+"""Channel of notifications that another process changed rows which this one may rely on."""
 _WRITER = "hrm-agent "
-"""Before the owner of leases, in the name of the connection that writes under them."""
+"""Prefix of the owner of leases in the name of its writing connection."""
 
 
 class PostgresDatabase(PostgresReading):
@@ -74,7 +74,7 @@ class PostgresDatabase(PostgresReading):
             self._writer = self._connect_writer()
         except psycopg.Error as error:
             raise self.store_error(error) from error
-        self._broken = self._doubted = self._told = False
+        self._broken = self._doubted = self._notified = False
         self._prepare(create)
         self._exclusive = threading.Lock()
         self._committer = Committer(self._commit)
@@ -87,23 +87,23 @@ class PostgresDatabase(PostgresReading):
         return connection
 
     def _ask_next(self) -> None:
-        """What is known of others' rows may not be so any more: the next transaction asserts nothing."""
-        self._told = True
+        """Have the next transaction assert nothing: rows of others may have changed."""
+        self._notified = True
 
     def _expects(self) -> bool:
-        """Whether what is known may be asserted."""
-        self._writer.pgconn.consume_input()  # what was told since the last transaction
+        """Whether a transaction may assert what this process knows."""
+        self._writer.pgconn.consume_input()  # notifications since the last transaction
         if self._writer.pgconn.notifies() is not None:
             self._ask_next()
             while self._writer.pgconn.notifies() is not None:
                 pass
-        told, self._told = self._told, False
-        if told:
+        notified, self._notified = self._notified, False
+        if notified:
             self.likely_heads.clear()
-        return bool(self.epoch) and not told
+        return bool(self.epoch) and not notified
 
     def end_writes_of(self, cursor: Cursor, owner: str) -> None:
-        """Its session ends, and with it the transaction that it was stopped in, which holds locks. Else it is told."""
+        """Notify all, and end the owner's session if it was stopped in a transaction, which holds locks."""
         cursor.execute(f"NOTIFY {_CHANGED}")
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ? "
@@ -128,7 +128,7 @@ class PostgresDatabase(PostgresReading):
             if version is None or not is_ready:
                 with self._writer.transaction(), self._writer.cursor() as cursor:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-                    found = stored_version(cursor)  # looked at again: another process may have done it
+                    found = stored_version(cursor)  # read again: another process may have done it
                     version = bring_forward(cursor)
                 note_brought_forward(self.url, found or 0)
         except psycopg.Error as error:
@@ -212,8 +212,8 @@ class PostgresDatabase(PostgresReading):
         return self._in_pipeline(lambda cursor: [work(PostgresCursor(cursor)) for work in works])
 
     def _in_pipeline(self, work: Callable[[psycopg.Cursor[Any]], T]) -> T:
-        """Where `work` fails, a statement before it may have failed as well, whose error comes when the pipeline ends:
-        psycopg would print that. It is the reason, if the connection is lost.
+        """Raises the error of `work`, not that of an earlier statement, which comes when the pipeline ends and which
+        psycopg would print; that one only if the connection is lost.
         """
         failed: Exception | None = None
         try:

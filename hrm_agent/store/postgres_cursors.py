@@ -84,7 +84,7 @@ class ReadTransaction:
 
 
 def sum_of(cursor: psycopg.Cursor[Any]) -> tuple[int, int]:
-    """Number and hash of the rows of an answer, in whichever order they came."""
+    """Number and hash of the rows of an answer, in any order."""
     result = cursor.pgresult
     if result is None:
         return 0, 0

@@ -44,9 +44,9 @@ _LOOKING_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 """How long one attempt to reach it may take."""
 _BRIEFLY_SECONDS = 2.0
-"""The same where the server was waited for in vain already."""
+"""The same after the server was waited for in vain."""
 _SILENT_SECONDS = LEASE_SECONDS / 3
-"""After how long without an answer it is asked whether the server is there. An answer may take longer than that."""
+"""Silence after which a new connection checks that the server is there. A statement may take longer."""
 _WAYS: dict[str, int] = {
     "keepalives": 1,
     "keepalives_idle": max(round(LEASE_SECONDS / 3), 1),
@@ -54,7 +54,7 @@ _WAYS: dict[str, int] = {
     "keepalives_count": 4,
     "tcp_user_timeout": round(LEASE_SECONDS * 1000),
 }
-"""Of a connection whose URL says nothing else: one on whose way everything is lost is given up within a lease."""
+"""Defaults of a connection, with which one whose packets are lost is given up within a lease."""
 _QUERY_SECONDS = 30
 """How long one query of who only looks may take."""
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
@@ -62,10 +62,10 @@ LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
 
 class WatchedConnection(psycopg.Connection[Any]):
-    """A connection that does not wait for ever for a server that is gone without a word.
+    """A connection that does not wait for ever for a server that is silently gone.
 
-    The kernel gives up a way on which nothing is acknowledged. Where something in between goes on to acknowledge (a
-    proxy, a host whose processes are stopped), only a new connection tells a server that is gone from a slow statement.
+    The kernel gives up a connection on which nothing is acknowledged. If something in between still acknowledges (a
+    proxy, a host with stopped processes), only a new connection tells a lost server from a slow statement.
     """
 
     is_there: Callable[[], bool] = staticmethod(lambda: True)
@@ -109,7 +109,7 @@ class PostgresReading(Database):
         return _PATIENCE_SECONDS
 
     def _connect(self) -> psycopg.Connection[Any]:
-        """Options that the URL gives are taken from there."""
+        """Connect with defaults for options that the URL does not give."""
         options = {name: value for name, value in _WAYS.items() if name not in self._named}
         if "connect_timeout" not in self._named:
             options["connect_timeout"] = round(self._seconds_to_connect())
@@ -118,7 +118,7 @@ class PostgresReading(Database):
         return connection
 
     def _seconds_to_connect(self) -> float:
-        """A run that waits for its server ends on time."""
+        """Timeout of one attempt, within the time that is left to wait for the server."""
         if self._given_up:
             return _BRIEFLY_SECONDS
         left = self._patient_until - time.monotonic()
@@ -186,7 +186,7 @@ class PostgresReading(Database):
 
     @contextmanager
     def _begun(self, *, goes_on: bool) -> Generator[ReadTransaction]:
-        """`goes_on`: where the connection is lost in the middle, on another one."""
+        """`goes_on`: repeat the read on another connection if this one is lost."""
         moment = _Moment(self, goes_on=goes_on)
         try:
             yield ReadTransaction(moment.ask)
@@ -223,11 +223,10 @@ class PostgresReading(Database):
 
 
 class _Moment:
-    """A transaction that sees one moment, on a connection that nobody else has. It begins with its first statement:
-    until that is answered, any connection will do.
+    """A snapshot transaction on a connection of its own, which begins with the first statement.
 
-    Where the connection is lost later, it begins anew on another: all that was asked is asked again, and has to be
-    answered as it was. Then the new moment is as good as the old one, for all that its reader knows.
+    If the connection is lost later, it starts again on another one: all statements are repeated, and their answers have
+    to be equal. Then the reader cannot tell the new snapshot from the old one.
     """
 
     def __init__(self, database: PostgresReading, *, goes_on: bool) -> None:
@@ -235,7 +234,7 @@ class _Moment:
         self._connection: psycopg.Connection[Any] | None = None
         self._asked: list[tuple[bytes, Sequence[Any], tuple[int, int]]] = []
         self._newest: tuple[bytes, Sequence[Any], psycopg.Cursor[Any]] | None = None
-        """The statement that was answered last; what it was answered is summed up when another one follows."""
+        """The newest statement with its answer, which is hashed when another one follows."""
 
     def ask(self, query: bytes, values: Sequence[Any]) -> psycopg.Cursor[Any]:
         if self._newest is not None and self._goes_on:
@@ -289,7 +288,7 @@ class ReadOnlyPostgres(ReadOnlyDatabase, PostgresReading):
         super().__init__(url)
         self._within = threading.local()
         self._missing = list[str]()
-        """Statements that make what an earlier version's store is read without, for each connection."""
+        """Statements that make temporary tables for those that an earlier version's store lacks, on each connection."""
         try:
             with self._connect() as connection:
                 version = stored_version(connection.cursor())

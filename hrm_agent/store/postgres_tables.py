@@ -76,6 +76,6 @@ def is_complete(cursor: psycopg.Cursor[Any]) -> bool:
 
 
 def missing_tables(cursor: psycopg.Cursor[Any]) -> set[str]:
-    """Tables that this version reads, and that the store was made without."""
+    """Tables of this version that the store lacks."""
     query = "SELECT t FROM unnest(%s::text[]) AS t WHERE to_regclass(t) IS NULL"
     return {str(name) for (name,) in cursor.execute(query, (table_names(),)).fetchall()}

@@ -64,7 +64,7 @@ class ReadOnlyDatabase(Database):
 
 
 def made_earlier(name: object) -> StoreVersionError:
-    """A store that lacks tables which this version reads, and where none may be made beside it for reading."""
+    """The error for a store that lacks tables of this version and allows no temporary ones."""
     return StoreVersionError(
         f"The store {name} was made by an earlier version of this program, and was opened for reading only.",
         f"Nothing was changed. Allow temporary tables, or bring it forward: `hrm-agent store vacuum {name}`.",

@@ -12,15 +12,15 @@ _MOST_SHOWN = 200
 
 
 class RefusedValue(Exception):
-    """A stored value that must not be made into an object, or a value that must not be stored; says which."""
+    """A stored value that must not be built, or a value that must not be stored. The message names it."""
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(what)
         self.place = place
-        """Way to it within what was to be stored: `visited[3].pairs`."""
+        """Path to it within the value that was to be stored: `visited[3].pairs`."""
 
     def within(self, part: str) -> None:
-        """Lengthen the place by the part of what holds the value."""
+        """Put the part of an outer value before the place."""
         self.place = part + self.place
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class RefusedValue(Exception):
 
 
 class Unstorable(RefusedValue):
-    """One that has no stored form, or none from which it would come back as it is."""
+    """A value without a stored form, or one that would come back changed."""
 
 
 class UnknownType(RefusedValue):

@@ -167,7 +167,7 @@ class RunStore:
             return [ThreadInfo._make(row) for row in cursor.execute(query, list(given.values())).fetchall()]
 
     def threads_at_work(self) -> set[str]:
-        """Ids of the threads that a live process, this one included, runs, talks on or works on."""
+        """Ids of threads that are in use by a live process, this one included."""
         with self.database.read() as cursor:
             return leased(self.database, cursor)
 

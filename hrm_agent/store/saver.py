@@ -65,16 +65,16 @@ _HIGHEST_OF_THREAD = "(SELECT max(n.id) FROM checkpoints n WHERE n.thread_id = c
 
 
 class StoredItem(NamedTuple):
-    """What a step put into a LangGraph store, as it goes on record."""
+    """Item that a step put into a LangGraph store."""
 
     namespace: tuple[str, ...]
-    """Where it lies."""
+    """Its namespace in the store."""
     key: str
-    """Its name there."""
+    """Its key there."""
     value: dict[str, Any] | None
-    """None: it was deleted."""
+    """Its value; None if it was deleted."""
     searched: Literal[False] | list[str] | None
-    """What of it can be searched, as it was given to `put`."""
+    """Its `index` argument of `put`: the fields that can be searched."""
     updated_at: float
     """Unix time in seconds."""
 
@@ -95,11 +95,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self._new: dict[str, None] = {}
         """Threads that were found empty: whoever asked is about to begin them."""
         self._own: dict[tuple[str, str, str], None] = {}
-        """Checkpoints that this process has written: what its tasks write to them is new."""
+        """Checkpoints that this process has written: writes of its tasks to them are new."""
         self._slots: dict[tuple[str, str, str, str, int], None] = {}
-        """What they wrote."""
+        """Writes of these tasks."""
         self._highest = ""
-        """The highest id that was read: LangGraph makes higher ones since."""
+        """Highest id that was read; LangGraph makes higher ones since."""
         self._touched: dict[str, tuple[str, float]] = {}
         """Of each thread the epoch and the time in which it was last noted to be written to."""
 
@@ -121,7 +121,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
 
     @property
     def url(self) -> str:
-        """Of the store that it writes to, without a password."""
+        """URL of its store, without a password."""
         return self._database.url
 
     # writing
@@ -273,24 +273,24 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             cursor.execute(f"UPDATE writes SET data = ? WHERE {where}", (cipher.seal(merged, *place), *key))
 
     def task_paths(self, thread_id: str) -> dict[str, str]:
-        """What LangGraph calls each task of a thread that has written, by the task's id."""
+        """LangGraph's names of the tasks of a thread that have written, by task id."""
         query = "SELECT DISTINCT task_id, task_path FROM writes WHERE thread_id = ? AND task_path <> ''"
         return dict(self._database.read_once(lambda cursor: cursor.execute(query, (thread_id,)).fetchall()))
 
     def put_memory(self, thread_id: str, checkpoint_id: str, items: Sequence[StoredItem]) -> None:
-        """Record what the step after a checkpoint of the outermost graph puts into a LangGraph store.
+        """Record items that the step after a checkpoint of the outermost graph puts into a LangGraph store.
 
-        It is committed with the step's checkpoint, or before. Raises `StoreError` for what could not be read back.
+        They are committed with the step's checkpoint, or before. Raises `StoreError` for a value that could not be read
+        back.
         """
         config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_id": checkpoint_id}}
         plain = [[list(item.namespace), *item[1:]] for item in items]
         self.put_writes(config, [(MEMORY, plain)], f"{MEMORY}{uuid6()}")
 
     def memory(self, thread_id: str, checkpoint_id: str | None = None) -> list[StoredItem]:
-        """What the steps that led to a checkpoint have put into a LangGraph store, in the order of time.
+        """Items that the steps before a checkpoint have put into a LangGraph store, oldest first.
 
-        Those of the step after it are left out. None: all that led to the thread's newest checkpoint, and the step
-        after that one, which may have been cut short.
+        None: those before the thread's newest checkpoint, and of the step after it, which may have been cut short.
         """
 
         def read(cursor: Cursor) -> list[StoredItem]:
@@ -449,7 +449,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self._database.write(lambda cursor: delete_threads(cursor, [str(thread_id)]))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of LangGraph's runs; those stay that the state of another run's is made of."""
+        """Delete the checkpoints of LangGraph's runs, except those on which the state of another run depends."""
         self._database.write(lambda cursor: delete_runs_checkpoints(cursor, self.blobs.cipher, run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -462,9 +462,9 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         self._database.write_once(copy_all)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """LangGraph's pruning: `keep_latest` checkpoint of each namespace, or `delete` all of the threads.
+        """Prune as LangGraph does: `keep_latest` checkpoint of each namespace, or `delete` all of the threads.
 
-        With the latest one those stay that its state is made of (a `DeltaChannel`'s value is made of earlier writes).
+        The checkpoints on which the latest one's state depends are kept (a `DeltaChannel` is folded from writes).
         """
         if strategy not in ("keep_latest", "delete"):
             raise StoreError(f"There is no strategy {strategy!r}.", "Strategies: keep_latest, delete.")

@@ -1,13 +1,13 @@
-"""LangGraph's serializer, strict: what is read is what was written, and of a type that somebody allowed.
+"""LangGraph's serializer, strict: values come back unchanged, and only of allowed types.
 
-LangGraph's own strict mode hands out the raw arguments of a refused type and logs a line; so it does where an object
-cannot be made again. A state that silently becomes another is no better than an error here, so both are raised as
-`RefusedValue`. Allowed are LangGraph's own list of plain and LangChain types, the types that a graph's state declares
-(`StoreSaver.allowing`), and those that `open_store(allow=...)` names.
+LangGraph's own strict mode returns the raw arguments of a refused type, or of an object that cannot be rebuilt, and
+logs a line. Here both raise `RefusedValue`, since a silently changed state is worse than an error. Allowed are
+LangGraph's own list of plain and LangChain types, the types that a graph's state declares (`StoreSaver.allowing`), and
+those that `open_store(allow=...)` names.
 
-A value is written as msgpack has it where its types are msgpack's; as LangGraph has it where it comes back from that
-as it was; else in a form of its own (`hrm_agent.store.typed_values`). What would come back as another, in type or
-value, is refused when it is written: a thread that goes on from another state would be found when it is too late.
+A value is written in plain msgpack if its types are msgpack's; in LangGraph's form if that keeps it unchanged; else in
+a form of ours (`hrm_agent.store.typed_values`). A value that would come back changed, in type or value, is refused when
+it is written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.v1 import BaseModel as BaseModelV1
 
 from hrm_agent.import_by_name import LOCAL_NAMES, local_modules, natural_name, stem_of
-from hrm_agent.langgraph_format import is_safe_method, is_safe_type, types_of_channels, types_of_schemas
+from hrm_agent.langgraph_format import is_safe_method, is_safe_type, subgraphs_of, types_of_channels, types_of_schemas
 from hrm_agent.store.refusals import RefusedValue, UnknownType, Unstorable
 from hrm_agent.store.stored_messages import TYPED
 from hrm_agent.store.typed_values import (
@@ -54,7 +54,7 @@ _KINDS = frozenset({"null", "bytes", "bytearray", "msgpack"})
 _WITHOUT_PARTS = frozenset({str, int, float, bool})
 _ANY_KEYS = EXACT | ormsgpack.OPT_NON_STR_KEYS
 _ONE, _SEVERAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
-"""LangGraph's codes, by what an object is made of."""
+"""LangGraph's codes, by the form of an object's parts."""
 
 
 class StrictSerializer(JsonPlusSerializer):
@@ -64,7 +64,7 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(allowed_msgpack_modules=tuple(allow) or None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Raises `Unstorable` for what would come back as another, `UnknownType` for a type that nobody allowed."""
+        """Raises `Unstorable` for a value that would come back changed, `UnknownType` for a forbidden type."""
         type_ = type(obj)
         if type_ is NoneType or type_ is bytes or type_ is bytearray:
             return super().dumps_typed(obj)
@@ -80,10 +80,10 @@ class StrictSerializer(JsonPlusSerializer):
             raise Unstorable(f"a value ({type_.__name__}) nested too deeply to be stored") from error
 
     def dumps_numbers(self, obj: list[Any]) -> tuple[str, bytes]:
-        """The same for a list of numbers, booleans and None."""
+        """Like `dumps_typed`, for a list of numbers, booleans and None."""
         try:
             return "msgpack", ormsgpack.packb(obj, option=EXACT)
-        except ormsgpack.MsgpackEncodeError:  # one that is too large
+        except ormsgpack.MsgpackEncodeError:  # a number that is too large
             return self.dumps_typed(obj)
 
     def _exactly(self, obj: Any) -> bytes:
@@ -105,7 +105,7 @@ class StrictSerializer(JsonPlusSerializer):
         return data
 
     def _as_stock(self, obj: Any) -> bytes | None:
-        """LangGraph's form, if it gives the value back as it is."""
+        """LangGraph's form of a value; None if it would change the value."""
         try:
             kind, data = super().dumps_typed(obj)
             data = _with_natural_names(data) if kind == "msgpack" else b""
@@ -119,7 +119,7 @@ class StrictSerializer(JsonPlusSerializer):
         return found if isinstance(found, ormsgpack.Ext) else None
 
     def dumps_allowed(self, obj: Any) -> tuple[str, bytes]:
-        """The same for what is known to be of allowed types, and to come back as it is in LangGraph's form."""
+        """Like `dumps_typed`, for values known to be of allowed types and kept by LangGraph's form."""
         try:
             return super().dumps_typed(obj)
         except (TypeError, ValueError, RecursionError) as error:
@@ -128,16 +128,16 @@ class StrictSerializer(JsonPlusSerializer):
             raise Unstorable(f"a value ({type(obj).__name__}) that cannot be stored: {error}") from error
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Raises `UnknownType` for a type that is not allowed, `RefusedValue` for what cannot be made again."""
+        """Raises `UnknownType` for a type that is not allowed, `RefusedValue` for a value that cannot be rebuilt."""
         kind, content = data
         if kind not in _KINDS:
             raise RefusedValue(f"a value of the kind {kind!r}, which is never read")
         return self._made(content) if kind == "msgpack" else super().loads_typed(data)
 
     def as_stock_reads(self, obj: Any) -> Any:
-        """A value as it came back from earlier versions of the store, which kept LangGraph's form of it.
+        """A value as earlier versions of the store gave it back, from LangGraph's form.
 
-        The value itself where that has none, or gives it back as it is.
+        The value itself if there is no such form, or it keeps the value.
         """
         try:
             found = JsonPlusSerializer.loads_typed(self, JsonPlusSerializer.dumps_typed(self, obj))
@@ -154,7 +154,7 @@ class StrictSerializer(JsonPlusSerializer):
             raise RefusedValue(f"a value that is not valid msgpack: {error}") from error
 
     def _noted(self, code: int, data: bytes) -> Any:
-        """The object of an extension. What is raised here is not told by `ormsgpack`."""
+        """The object of an extension. Errors are kept here, since `ormsgpack` does not pass them on."""
         try:
             return self._object(code, data)
         except RefusedValue as error:
@@ -182,7 +182,7 @@ class StrictSerializer(JsonPlusSerializer):
             raise RefusedValue(f"a value of the type {module}.{name}, which cannot be made again: {reason}") from error
 
     def _refuse(self, obj: Any) -> None:
-        """Say why a value of a type of which no other form is known does not come back from LangGraph's."""
+        """Raises the reason why LangGraph's form does not keep a value of a type without another form."""
         _, data = self.dumps_allowed(obj)
         self._made(data)
         raise Unstorable(f"a value ({type(obj).__name__}) that would come back as another")
@@ -195,7 +195,7 @@ class StrictSerializer(JsonPlusSerializer):
             raise Unstorable(f"a value of the type {module}.{name}, which is not found under this name") from error
 
     def _named(self, module: str, name: str) -> Any:
-        """The type that a store names, of a module that is called otherwise here, perhaps."""
+        """The type that a store names; its module may have another name in this process."""
         if is_safe_type(module, name) or (module, name) in OWN_TYPES:
             return _safe_type(module, name)
         if (
@@ -217,7 +217,7 @@ class StrictSerializer(JsonPlusSerializer):
         return _attribute(places[0], name)
 
     def _places(self, module: str, name: str) -> Sequence[str]:
-        """Modules of this process that may be meant by a stored one, and whose type of this name is allowed."""
+        """Modules of this process that a stored name may mean and whose type of this name is allowed."""
         allowed = cast("Iterable[tuple[str, ...]]", self._allowed_msgpack_modules or ())
         own_name = name.rpartition(".")[2]
         found = list(dict.fromkeys(place for place, *names in allowed if names[0] in (name, own_name)))
@@ -241,7 +241,7 @@ def _is_loaded(module: str) -> bool:
 
 
 def _with_natural_names(data: bytes) -> bytes:
-    """LangGraph's form of a value with the names that its types' modules have wherever they lie."""
+    """Replace the modules in LangGraph's form of a value by their natural names."""
     if not any(name in data for name in LOCAL_NAMES):
         return data
     return _repacked(data)
@@ -292,7 +292,7 @@ def _of_one(cls: Any, given: Any) -> Any:
 
 
 def _hashable(item: Any) -> Any:
-    """A list within a set was a tuple."""
+    """Turn a list back into the tuple that it was within a set."""
     return tuple(map(_hashable, cast("list[Any]", item))) if type(item) is list else item
 
 
@@ -335,7 +335,7 @@ _DEEP = 200
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether containers are nested as deeply; looked at only where a message could not be stored."""
+    """Whether containers are nested too deeply; called only for a value that could not be stored."""
     level, seen = [value], 0
     while level and seen < _DEEP:
         seen += 1
@@ -367,10 +367,9 @@ _WITHOUT_HINTS = (
 @lru_cache(maxsize=32)
 def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ...]]:
     """(module, name) of the types in the state of a graph and of its subgraphs, and of what nodes send each other."""
-    subgraphs = [subgraph for _, subgraph in graph.get_subgraphs(recurse=True) if isinstance(subgraph, Pregel)]
     found = set[tuple[str, ...]]()
     seen = dict[int, Any]()
-    for each in (graph, *subgraphs):
+    for each in (graph, *(inner for _, inner in subgraphs_of(graph))):
         sent = _schemas_sent(each)
         found |= types_of_channels(each.channels) | types_of_schemas(sent)
         for channel in each.channels.values():
@@ -382,13 +381,13 @@ def declared_types(graph: Pregel[Any, Any, Any, Any]) -> frozenset[tuple[str, ..
 
 
 def _schemas_sent(graph: Pregel[Any, Any, Any, Any]) -> list[Any]:
-    """The inputs that nodes declare for themselves: `Send` gives them such a one."""
+    """Input schemas that nodes declare, which are types of what `Send` gives them."""
     nodes: dict[str, Any] = getattr(getattr(graph, "builder", None), "nodes", {})
     return [schema for node in nodes.values() if (schema := getattr(node, "input_schema", None)) is not None]
 
 
 def _collect_classes(hint: Any, found: set[tuple[str, ...]], seen: dict[int, Any]) -> None:
-    """Classes that LangGraph does not look for: named tuples, those within a class or under a general type, errors."""
+    """Collect classes that LangGraph overlooks: named tuples, nested classes, classes in general types, errors."""
     if id(hint) in seen:
         return
     seen[id(hint)] = hint

@@ -50,12 +50,12 @@ class Unread(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What the value of a channel is made of, by a reducer of the graph, which is not loaded."""
+    """Parts of a channel's value, which only the graph's reducer could fold; the graph is not loaded."""
 
     snapshot: Any
-    """The newest value on record; None where there is none."""
+    """The newest value on record; None if there is none."""
     writes: list[Any]
-    """What was written to it since, in order."""
+    """Later writes, in order."""
 
 
 class _Shown:
@@ -155,7 +155,7 @@ def outlines_of(store: RunStore, rows: list[CheckpointRow]) -> list[CheckpointOu
 def shown_channels(
     store: RunStore, thread_id: str, checkpoint_id: str = "", namespace: str = "", names: Collection[str] = ()
 ) -> CheckpointOutline | None:
-    """A checkpoint with its values, or with those of some channels; the newest where none is named. None: no such one.
+    """A checkpoint with its values, or with those of some channels; by default the newest. None if there is none.
 
     A channel of which it does not hold the value is `Written`. Raises `StoreError` for a damaged one.
     """
@@ -177,7 +177,7 @@ def shown_channels(
 def _written(
     cursor: Cursor, snapshot: StoreSnapshot, found: CheckpointOutline, names: Collection[str]
 ) -> dict[str, Written]:
-    """What channels are made of: the writes of the ancestors, back to the newest value on record."""
+    """Parts of channels' values: the writes of ancestors, back to the newest value on record."""
     one = f"SELECT {ROW} FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
     written = {name: Written(None, []) for name in names}
     open_ = set(names)

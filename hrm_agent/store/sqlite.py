@@ -163,7 +163,7 @@ class SqliteDatabase(SqliteFile):
 
     def exclusive(self, work: Work[T]) -> T:
         def alone(cursor: WriteCursor) -> T:
-            cursor.execute("PRAGMA secure_delete=ON")  # words of what is deleted do not stay on free pages
+            cursor.execute("PRAGMA secure_delete=ON")  # no deleted text stays on free pages
             try:
                 result = work(cursor)
             finally:
@@ -179,7 +179,7 @@ class SqliteDatabase(SqliteFile):
             self._shed_log()
 
     def _shed_log(self) -> None:
-        """Nor do words stay in the log, unless another process has it open: then until that closes."""
+        """Remove deleted text from the log, too; while another process has it open, that has to wait."""
         with self._writing, self._reading, suppress(sqlite3.Error):
             self._writer.execute("PRAGMA busy_timeout=0")
             try:

@@ -128,7 +128,7 @@ def lacks_table(connection: sqlite3.Connection) -> bool:
 
 
 def missing_tables(connection: sqlite3.Connection) -> set[str]:
-    """Tables that this version reads, and that the file was made without."""
+    """Tables of this version that the file lacks."""
     return set(table_names()) - _names(connection, "table")
 
 

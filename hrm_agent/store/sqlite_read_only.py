@@ -5,16 +5,16 @@ cannot remove them; while it is open, a writer that closes cannot empty its log 
 alone lacks what is in there. So:
 
 * Each read has a connection of its own, which takes 0.3 ms: between two reads nothing is held. A read inside a read of
-  the same thread shares its connection, and sees the same moment: who reads much at once does so inside `read()`. A
-  command that ends soon keeps one for each of its threads instead (`keeps_connections`).
-* Where the log is missing or empty, nobody's rows are in it: the file is opened as immutable, without locks and without
-  files beside it. A writer who comes meanwhile writes to a new log, which that reader does not look at. Only where the
-  log is put into the file during the read, what was read is a mixture: then `StoreError` is raised.
-* Where a log has rows, the files are there already, of a writer at work or of one that was killed. The file is opened
-  with `mode=ro`; who comes after a crash makes the log's index anew, in `-shm`.
+  the same thread shares its connection and snapshot, so several reads belong inside one `read()`. A command that ends
+  soon keeps a connection for each of its threads instead (`keeps_connections`).
+* If the log is missing or empty, the file is opened as immutable, without locks and without files beside it. A writer
+  that begins meanwhile writes to a new log, which this reader does not read. If the log is copied into the file during
+  the read, the result may be a mixture, and `StoreError` is raised.
+* If the log has rows, the files exist already, of a running writer or a killed one. The file is opened with `mode=ro`;
+  the first connection after a crash rebuilds the log's index, in `-shm`.
 
-A store of an earlier version is read as it is. Tables that it was made without are taken for empty: each connection has
-temporary ones in their place, in memory.
+A store of an earlier version is read unchanged. Tables that it lacks count as empty: each connection has temporary ones
+in memory in their place.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
         self._identity = _stamp(path)[:2]
         self._within = threading.local()
         self.keeps_connections = False
-        """A thread's connection stays open for its next read."""
+        """Whether a thread's connection stays open for its next read."""
         self._kept: list[sqlite3.Connection] = []
         self._missing = list[str]()
         with self._connected() as connection:
@@ -102,7 +102,7 @@ class ReadOnlySqlite(ReadOnlyDatabase, SqliteFile):
 
     @contextmanager
     def _opened(self, stamp: _Stamp) -> Generator[sqlite3.Connection]:
-        """`stamp`: of the file that is opened as immutable; empty where its log is read as well."""
+        """`stamp`: state of a file that is opened as immutable; empty if its log is read, too."""
         kept: tuple[_Stamp, sqlite3.Connection] | None = getattr(self._within, "kept", None)
         self._within.kept = None
         if kept is not None and kept[0] != stamp:

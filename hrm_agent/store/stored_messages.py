@@ -47,7 +47,7 @@ DETAILS = {
 }
 """Parts of `usage_metadata` -> the counts that they may have."""
 TYPED = 100
-"""Code of the extension in which values stand that LangGraph's form does not keep (`hrm_agent.store.typed_values`)."""
+"""Code of the extension for values that LangGraph's form does not keep (`hrm_agent.store.typed_values`)."""
 _PYDANTIC = 5
 """Code of the extension type as which LangGraph's serializer packs a model of pydantic."""
 

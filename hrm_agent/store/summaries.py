@@ -101,9 +101,7 @@ def overlays_of(
 
 
 def uses_of_threads(store: RunStore, threads: Sequence[str]) -> dict[str, ThreadUse]:
-    """Model calls and completion tokens of threads; one without calls is left out. A damaged call counts as a call, one
-    that failed does not.
-    """
+    """Model calls and completion tokens of threads that have calls. Damaged calls count, failed ones do not."""
     query = "SELECT c.thread_id, c.id, t.mask FROM calls c LEFT JOIN tokens t ON t.call_id = c.id WHERE c.thread_id IN"
     calls: dict[str, int] = {}
     tokens: dict[str, int] = {}

@@ -30,8 +30,8 @@ time would not see the calls of hosted models, and would collect the values that
 in requests: a program of that time would take them for messages. Version 4 had no packed records: a program of that
 time would call them damaged."""
 FIRST_FORWARD = 2
-"""A store of this version or a later one is brought forward when it is opened for writing. What was added since are
-tables and columns: who only reads takes those that are missing for empty."""
+"""Oldest version that is brought forward when a store is opened for writing. Only tables and columns were added since;
+a reader takes missing ones for empty."""
 
 FIRST_TABLE = "trajectories"
 """A store of any version has it, even one whose making was cut short."""
@@ -119,7 +119,7 @@ def temporary_tables(names: Collection[str], **types: str) -> list[str]:
 
 
 def note_brought_forward(url: str, version: int) -> None:
-    """Tell, in the log, that a store is of this version now. `version`: what it was of; 0 for a new one."""
+    """Log that a store has this version now. `version`: its former one; 0 for a new store."""
     if FIRST_FORWARD <= version < STORE_VERSION:
         _log.warning(
             "The store %s had schema version %d and has version %d now: earlier versions of hrm-agent refuse it.",

@@ -36,8 +36,7 @@ class CallMark(NamedTuple):
     role: str
     """The node of the outermost graph that asked."""
     status: str | None
-    """How a tool call ended, `failed` for a model call that was not answered; None for other model calls, and while a
-    tool is under way.
+    """Status of an ended tool call; `failed` for a failed model call; None for other model calls and running tools.
     """
     model: str
     """The model that answered; empty for a tool call."""

@@ -152,7 +152,7 @@ def _delete_record(cursor: Cursor, thread_id: str) -> None:
 
 
 def keep_newest(cursor: Cursor, cipher: Cipher, thread_ids: Sequence[str]) -> None:
-    """Delete all checkpoints of threads but the newest of each namespace, and those that its state is made of."""
+    """Delete all checkpoints of threads but the newest of each namespace, and those on which its state depends."""
     for thread_id in thread_ids:
         query = "SELECT ns, max(id) FROM checkpoints WHERE thread_id = ? GROUP BY ns"
         newest = {(str(ns), str(id_)) for ns, id_ in cursor.execute(query, (thread_id,)).fetchall()}
@@ -164,7 +164,7 @@ def keep_newest(cursor: Cursor, cipher: Cipher, thread_ids: Sequence[str]) -> No
 
 
 def _move_memory(cursor: Cursor, cipher: Cipher, thread_id: str, newest: dict[str, str]) -> None:
-    """Keep with the newest checkpoint what the steps that led there put into a LangGraph store."""
+    """Move the items that earlier steps put into a LangGraph store to the newest checkpoint."""
     query = "SELECT checkpoint_id, task_id, slot, data FROM writes WHERE thread_id = ? AND ns = '' AND "
     query += "task_id >= ? AND task_id < ?"
     rows = cursor.execute(query, (thread_id, MEMORY, f"{MEMORY}~")).fetchall()
@@ -180,7 +180,7 @@ def _move_memory(cursor: Cursor, cipher: Cipher, thread_id: str, newest: dict[st
 
 
 def delete_runs_checkpoints(cursor: Cursor, cipher: Cipher, run_ids: Sequence[str]) -> None:
-    """Delete the checkpoints of LangGraph's runs, but for those that the state of one of another run is made of."""
+    """Delete the checkpoints of LangGraph's runs, except those on which the state of another run depends."""
     due: dict[str, set[tuple[str, str]]] = {}
     for run_id in run_ids:
         query = "SELECT thread_id, ns, id FROM checkpoints WHERE run_id = ?"
@@ -202,7 +202,7 @@ def _delete_checkpoints(cursor: Cursor, thread_id: str, places: Collection[tuple
 def _with_sources(
     cursor: Cursor, cipher: Cipher, thread_id: str, wanted: Iterable[tuple[str, str]]
 ) -> set[tuple[str, str]]:
-    """Checkpoints (namespace, id), and the ancestors that hold what their `DeltaChannel`s are made of."""
+    """Checkpoints (namespace, id), and the ancestors with the writes of their `DeltaChannel`s."""
     kept = set(wanted)
     query = "SELECT parent_id, manifest, metadata FROM checkpoints WHERE thread_id = ? AND ns = ? AND id = ?"
     for ns, id_ in [*kept]:

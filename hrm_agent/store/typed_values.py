@@ -1,9 +1,8 @@
-"""Values in a form from which each comes back as it was, in type and value; and how two values differ.
+"""Exact serialised form of values, in type and value; and the difference between two values.
 
-msgpack knows texts, numbers, bytes, lists and dicts. A value that LangGraph's serializer would give back as another (a
-tuple, a `Counter`, a model with a private attribute) is written here as an extension of msgpack: module, name, what the
-value is made of, and the way in which it is made of that. Which types may be made again knows
-`hrm_agent.store.serializer`.
+msgpack knows texts, numbers, bytes, lists and dicts. A value that LangGraph's serializer would change (a tuple, a
+`Counter`, a model with a private attribute) is written as an extension of msgpack: module, name, parts, and the way in
+which the value is built of its parts. `hrm_agent.store.serializer` decides which types may be read.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ EXACT = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
-"""Refuses whatever is not of a plain type itself, and keys that are no texts. Of bytes it cannot tell the type."""
+"""Options that refuse all but plain types, and keys that are not texts. They cannot tell bytes from similar types."""
 _SCALARS = frozenset({str, int, float, bool, NoneType, bytes})
 OWN_TYPES: dict[tuple[str, str], type] = {
     (each.__module__, each.__name__): each
@@ -54,21 +53,21 @@ OWN_TYPES: dict[tuple[str, str], type] = {
         *(Fraction, PurePath, PurePosixPath, PureWindowsPath, dt.datetime, dt.time, _DeltaSnapshot),
     )
 }
-"""Types that are read without being allowed, beside those that LangGraph takes for safe."""
+"""Types that need no permission, beside those that LangGraph takes for safe."""
 _BASES: tuple[Any, ...] = (str, bool, int, float, bytes, tuple, list, dict, set, frozenset)
 _FACTORIES = (list, dict, set, tuple, str, int, float, bool, Counter, OrderedDict, deque, frozenset, bytes)
 _MOST_BITS = 64
 _DEEPEST = 128
-"""Levels of values that are written in this form: each is several calls of Python deep when it is read."""
+"""Most levels of nesting in this form: reading each takes several nested Python calls."""
 
 
 def has_bytes(data: bytes) -> bool:
-    """True if packed data may hold bytes, which begin so: of those alone msgpack keeps no type."""
+    """True if packed data may hold bytes, the only type that msgpack packs in place of others (`bytearray`)."""
     return b"\xc4" in data or b"\xc5" in data or b"\xc6" in data
 
 
 def is_plain(value: Any) -> bool:
-    """True if msgpack gives back a value as it is: its types are exactly those that msgpack has."""
+    """True if a value has msgpack's own types only, so that it comes back unchanged."""
     type_ = type(value)
     if type_ is list:
         items = cast("list[Any]", value)
@@ -86,18 +85,18 @@ def _is_key(key: Any) -> bool:
 
 
 class TypedEncoder:
-    """Puts the forms of one value together, for `ormsgpack` to pack."""
+    """Builds the form of one value for `ormsgpack` to pack."""
 
     def __init__(
         self, stock: Callable[[Any], Any], may_read: Callable[[str, str], None], refuse: Callable[[Any], None]
     ) -> None:
-        """`stock`: LangGraph's form of a value, None where it does not keep it.
+        """`stock`: LangGraph's form of a value; None if it does not keep the value.
 
         `may_read` raises `RefusedValue` for a type that is not allowed, `refuse` for a value that has no other form.
         """
         self._stock, self._may_read, self._refuse = stock, may_read, refuse
         self._open: set[int] = set()
-        """Containers and objects around the value that is being written."""
+        """Ids of the containers and objects around the value that is being written."""
 
     def encode(self, value: Any) -> bytes:
         """Raises `RefusedValue`, which names the place, for a value that has no such form."""
@@ -119,11 +118,11 @@ class TypedEncoder:
             raise Unstorable(f"a value nested more than {_DEEPEST} levels deep")
         self._open.add(id(value))
         try:
-            return self._of_parts(value, type_)
+            return self._with_parts(value, type_)
         finally:
             self._open.discard(id(value))
 
-    def _of_parts(self, value: Any, type_: type) -> Any:
+    def _with_parts(self, value: Any, type_: type) -> Any:
         if type_ is list:
             return self._items(value)
         if type_ is dict:
@@ -162,7 +161,7 @@ class TypedEncoder:
             return ormsgpack.Ext(TYPED, _pack(["numpy", type_.__name__, made, "array"]))
         if issubclass(type_, BaseException) and type_.__module__ == "builtins":
             self._may_read(type_.__module__, type_.__qualname__)
-            return self._of_class(value, type_)
+            return self._instance(value, type_)
         if "<locals>" in type_.__qualname__:
             raise Unstorable(
                 f"a value of the type {type_.__qualname__}, which stands in a function and cannot be found again"
@@ -170,9 +169,9 @@ class TypedEncoder:
         if _way(value, type_) is None:
             self._refuse(value)
         self._may_read(natural_name(type_.__module__), type_.__qualname__)
-        return self._of_class(value, type_)
+        return self._instance(value, type_)
 
-    def _of_class(self, value: Any, type_: type) -> Any:
+    def _instance(self, value: Any, type_: type) -> Any:
         how = _way(value, type_)
         if how == "member":
             return _ext(type_, value.name, how)
@@ -243,7 +242,7 @@ def _fits(number: int) -> bool:
 
 
 def _is_short(key: Any) -> bool:
-    """A key within what msgpack has a form for."""
+    """Whether msgpack can hold a key's texts and numbers."""
     if type(key) is tuple:
         return all(map(_is_short, cast("tuple[Any]", key)))
     return _is_text(key) if type(key) is str else type(key) is not int or _fits(key)
@@ -269,7 +268,7 @@ def _clock(value: Any) -> list[Any]:
 
 
 def _way(value: Any, type_: type) -> str | None:
-    """How a value of a class is made again; None where no way is known."""
+    """The way in which a value of a class is rebuilt; None if there is none."""
     if isinstance(value, Enum):
         return "member" if value.name in type_.__members__ else None  # pyright: ignore[reportAttributeAccessIssue]
     if issubclass(type_, BaseModel):
@@ -288,7 +287,7 @@ def _way(value: Any, type_: type) -> str | None:
 
 
 def _own_attributes(value: Any) -> dict[str, Any]:
-    """Without what a `cached_property` has left there, which is made again, and what `typing` notes of `C[int]()`."""
+    """The `__dict__` without values of a `cached_property`, which are made again, and without `typing`'s note."""
     held: dict[str, Any] = getattr(value, "__dict__", {})
     return {
         name: item
@@ -302,7 +301,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _made_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object, those in slots included."""
+    """Attributes of an object, including those in slots."""
     held = [vars(each).get("__slots__", ()) for each in type(value).__mro__]
     slots = [name for names in held for name in ([names] if isinstance(names, str) else names)]
     names = [name for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)]
@@ -310,13 +309,13 @@ def _made_of(value: Any) -> dict[str, Any]:
 
 
 def _is_all_attributes(cls: type) -> bool:
-    """Whether objects of a class are what their attributes are: a class in Python, without an equality of its own."""
+    """Whether attributes determine the objects of a class: it is written in Python, without an own equality."""
     in_python = all(each.__flags__ & _HEAP_TYPE for each in cls.__mro__ if each is not object)
     return in_python and cls.__eq__ is object.__eq__
 
 
 def _raised_with(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and attributes of an error as its built-in class keeps them: some are in none of the two themselves."""
+    """Arguments and attributes of an error, from its built-in class, since `args` and `__dict__` lack some."""
     _, arguments, *state = cast("tuple[Any, tuple[Any, ...]]", _builtin(type(error)).__reduce__(error))
     return arguments, {**_made_of(error), **(state[0] if state else {})}
 
@@ -326,12 +325,12 @@ def _builtin(cls: type) -> Any:
 
 
 def difference(given: Any, found: Any) -> str | None:
-    """The place at which two values differ in type or value, "" where they do as a whole; None for equal ones.
+    """Place at which two values differ in type or value: "" if as a whole, None if they are equal.
 
-    The order of a dict counts; that of a set does not. NaN is NaN, and -0.0 is not 0.0.
+    The order of a dict counts, that of a set does not. NaN equals NaN, and -0.0 differs from 0.0.
     """
     if type(given) is TextAccessor:
-        given = str(given)  # `message.text`: a text, which may be called as LangChain's method of that name was
+        given = str(given)  # `message.text`: a text that can also be called
     type_ = type(given)
     if type_ is not type(found):
         return ""
@@ -341,7 +340,7 @@ def difference(given: Any, found: Any) -> str | None:
         same = given.dtype == found.dtype and given.shape == found.shape and given.tobytes() == found.tobytes()
         return None if same and not given.dtype.hasobject else ""
     if isinstance(given, (BaseModel, BaseModelV1)):
-        return _of_models(given, found)
+        return _compare_models(given, found)
     compare = next((compare for types, compare in _COMPARED if isinstance(given, types)), None)
     if compare is not None:
         place = compare(given, found)
@@ -349,47 +348,47 @@ def difference(given: Any, found: Any) -> str | None:
         place = None
     else:
         return "" if _differ(given, found) else None
-    return place if place is not None else _of_attributes(_made_of(given), _made_of(found))
+    return place if place is not None else _compare_attributes(_made_of(given), _made_of(found))
 
 
-def _of_enums(given: Any, found: Any) -> str | None:
+def _compare_enums(given: Any, found: Any) -> str | None:
     return None if given == found else ""
 
 
-def _of_numbers_and_texts(given: Any, found: Any) -> str | None:
-    """Of subclasses, too."""
+def _compare_numbers_and_texts(given: Any, found: Any) -> str | None:
+    """Compare by the built-in base, since a subclass may have an equality of its own."""
     base = next(each for each in type(given).__mro__ if each in _BASES)
     one, other = base(given), base(found)
     return None if repr(one) == repr(other) else ""
 
 
-def _of_complex(given: Any, found: Any) -> str | None:
+def _compare_complex(given: Any, found: Any) -> str | None:
     return difference((given.real, given.imag), (found.real, found.imag))
 
 
-def _of_decimals(given: Any, found: Any) -> str | None:
+def _compare_decimals(given: Any, found: Any) -> str | None:
     return None if repr(given) == repr(found) else ""  # NaN is not equal to itself
 
 
-def _of_times(given: Any, found: Any) -> str | None:
+def _compare_times(given: Any, found: Any) -> str | None:
     *one, zone = _clock(given)
     *other, other_zone = _clock(found)
     return None if one == other and given.fold == found.fold and not _differ(zone, other_zone) else ""
 
 
-def _of_errors(given: Any, found: Any) -> str | None:
+def _compare_errors(given: Any, found: Any) -> str | None:
     return difference([given.args, *_raised_with(given)], [found.args, *_raised_with(found)])
 
 
 def _differ(given: Any, found: Any) -> bool:
-    """Of objects of foreign types, which only they themselves can compare."""
+    """Whether objects of foreign types differ, by their own comparison."""
     try:
         return type(given) is not type(found) or repr(given) != repr(found) or not bool(given == found)
-    except Exception:  # whatever a foreign type does there
+    except Exception:  # a foreign type's own code
         return True
 
 
-def _of_items(given: Any, found: Any) -> str | None:
+def _compare_items(given: Any, found: Any) -> str | None:
     if len(given) != len(found) or getattr(given, "maxlen", None) != getattr(found, "maxlen", None):
         return ""
     for number, (one, other) in enumerate(zip(given, found, strict=True)):
@@ -398,7 +397,7 @@ def _of_items(given: Any, found: Any) -> str | None:
     return None
 
 
-def _of_pairs(given: dict[Any, Any], found: dict[Any, Any]) -> str | None:
+def _compare_pairs(given: dict[Any, Any], found: dict[Any, Any]) -> str | None:
     if len(given) != len(found):
         return ""
     if getattr(given, "default_factory", None) is not getattr(found, "default_factory", None):
@@ -411,7 +410,7 @@ def _of_pairs(given: dict[Any, Any], found: dict[Any, Any]) -> str | None:
     return None
 
 
-def _of_members(given: Any, found: Any) -> str | None:
+def _compare_members(given: Any, found: Any) -> str | None:
     if len(given) != len(found):
         return ""
     others = {each: each for each in found}
@@ -421,23 +420,23 @@ def _of_members(given: Any, found: Any) -> str | None:
     return None if not_numbers and len(odd) == len(left) else ""
 
 
-def _of_models(given: Any, found: Any) -> str | None:
-    place = _of_attributes(_own_attributes(given), _own_attributes(found))
+def _compare_models(given: Any, found: Any) -> str | None:
+    place = _compare_attributes(_own_attributes(given), _own_attributes(found))
     if place is not None:
         return place
     if isinstance(given, BaseModelV1):
         names = type(given).__private_attributes__
         held = [{name: getattr(each, name) for name in names if hasattr(each, name)} for each in (given, found)]
-        return _of_attributes(*held) if given.__fields_set__ == found.__fields_set__ else ""
+        return _compare_attributes(*held) if given.__fields_set__ == found.__fields_set__ else ""
     for name in ("__pydantic_extra__", "__pydantic_private__"):
         held = [getattr(each, name) or {} for each in (given, found)]
-        if (place := _of_attributes(*held)) is not None:
+        if (place := _compare_attributes(*held)) is not None:
             return place
     known = type(given).__module__.startswith("langchain_core.") or given.model_fields_set == found.model_fields_set
     return None if known else ""
 
 
-def _of_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
+def _compare_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
     if given.keys() != found.keys():
         return next((f".{name}" for name in (*given, *found) if (name in given) != (name in found)), "")
     for name, one in given.items():
@@ -447,25 +446,25 @@ def _of_attributes(given: dict[str, Any], found: dict[str, Any]) -> str | None:
 
 
 _HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: a class that a `class` statement makes has it, one of an extension in C mostly not."""
+"""Py_TPFLAGS_HEAPTYPE: set for classes of `class` statements, and rarely for those of C extensions."""
 _COMPARED: tuple[tuple[Any, Callable[[Any, Any], str | None]], ...] = (
-    (Enum, _of_enums),
-    ((str, int, float, bytes), _of_numbers_and_texts),
-    ((list, tuple, deque), _of_items),
-    (dict, _of_pairs),
-    ((set, frozenset), _of_members),
-    (complex, _of_complex),
-    (Decimal, _of_decimals),
-    ((dt.datetime, dt.time), _of_times),
-    (BaseException, _of_errors),
+    (Enum, _compare_enums),
+    ((str, int, float, bytes), _compare_numbers_and_texts),
+    ((list, tuple, deque), _compare_items),
+    (dict, _compare_pairs),
+    ((set, frozenset), _compare_members),
+    (complex, _compare_complex),
+    (Decimal, _compare_decimals),
+    ((dt.datetime, dt.time), _compare_times),
+    (BaseException, _compare_errors),
     (Send, lambda given, found: None),
     (Item, lambda given, found: None),
 )
-"""How values are compared, besides by their attributes; the first that fits."""
+"""Comparison by type, before that of the attributes; the first match counts."""
 
 
 def made_again(cls: Any, given: Any, how: str, *more: Any) -> Any:
-    """The value that was written so. Raises whatever its class does."""
+    """Rebuild a value. Raises whatever its class does."""
     maker, is_own = _MAKERS[how]
     if is_own and cls not in _OWN:
         raise RefusedValue(f"a value of the type {cls.__module__}.{cls.__qualname__} that is made as no such value is")
@@ -473,7 +472,7 @@ def made_again(cls: Any, given: Any, how: str, *more: Any) -> Any:
 
 
 def made_array(dtype: str, shape: Sequence[int], held: bytes, order: Any = "C") -> Any:
-    """An array that may be written to."""
+    """A writable array."""
     import numpy as np
 
     kind = np.dtype(dtype)
@@ -520,7 +519,7 @@ def _model_of_version_1(cls: Any, given: dict[str, Any], fields_set: list[str], 
 def _error(cls: Any, given: list[Any], attributes: dict[str, Any]) -> Any:
     made = cls.__new__(cls, *given)
     _builtin(cls).__init__(made, *given)
-    if not isinstance(made, OSError):  # whose file is none of them
+    if not isinstance(made, OSError):  # its arguments include the file name, its `args` do not
         made.args = tuple(given)
     return _with_attributes(made, attributes)
 
@@ -563,4 +562,4 @@ _MAKERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "error": (_error, False),
     "based on": (_based, False),
 }
-"""How a value is made, and whether only types that are known here are made so."""
+"""Way -> function that rebuilds a value, and whether it takes only types that are known here."""

@@ -41,12 +41,12 @@ _OUR_GRAPH = re.compile(r"(tool_loop|reasoning|research)$|hrm_agent\.graphs\.")
 
 @dataclass(slots=True)
 class ValueCount:
-    """The different values that were read as a resumed run reads them, those of one list or dict each by itself."""
+    """Distinct values that were read as a resumed run reads them; items of lists and dicts count each."""
 
     made: set[int] = field(default_factory=set[int])
-    """Hashes of those that came back."""
+    """Hashes of values that could be read."""
     refused: dict[int, str] = field(default_factory=dict[int, str])
-    """Of those that did not the reasons."""
+    """Hash -> reason, for values that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,11 @@ class _Counting:
 
 
 def verify(store: RunStore, allow: Iterable[tuple[str, ...]] = (), count: ValueCount | None = None) -> Iterator[str]:
-    """What is wrong with a store, in words; nothing if it is sound.
+    """Problems of a store, in words; empty if it is sound.
 
-    The database's own check, every value against its hash, every reference of checkpoints, writes, requests and calls;
-    every checkpoint opened and every record read, the ones held against the others; and the invariants of every
-    trajectory that has ended. `allow`: (module, name) of types of one's own in the states of graphs. `count` is given
-    the values that were read.
+    Runs the database's own check; checks every value against its hash and every reference of checkpoints, writes,
+    requests and calls; opens every checkpoint, reads every record and compares the two; checks the invariants of every
+    ended trajectory. `allow`: (module, name) of own types in the states of graphs. `count` collects the values read.
     """
     count = ValueCount() if count is None else count
     loader = _Counting(store.checkpointer.with_allowlist(list(allow)).serializer, count)
@@ -237,9 +236,7 @@ class _Thread:
             by_graph = found.metadata.get("source") == "loop" and (not parent or before in known)
             held = [snapshot_value(value) for value in found.checkpoint["channel_values"].values()]
             started = newest.get(before)
-            deltas = deltas_of(
-                found.metadata
-            )  # the value is made of what was written, which stands a checkpoint before
+            deltas = deltas_of(found.metadata)  # the value depends on writes, which belong to an earlier checkpoint
             written = [] if started is None else [v for _, name, v in started.pending_writes or () if name in deltas]
             yield from self._messages([*held, *written], place[1], compared=by_graph)
             newest[place] = found
@@ -291,7 +288,7 @@ class _Thread:
         return self._open(cursor, rows[:middle], closed) + self._open(cursor, rows[middle:], closed)
 
     def _count_each(self, cursor: Cursor, row: CheckpointRow) -> None:
-        """Read the other values of a checkpoint of which one cannot be read."""
+        """Read the other values of a checkpoint with an unreadable one."""
         reader = self._store.blobs.reader(cursor, self._loader, shared=True)
         with suppress(*UNREADABLE):
             _, channels = read_manifest(self._store.cipher.open(row.manifest, *row[1:4]))

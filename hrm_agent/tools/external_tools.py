@@ -1,4 +1,4 @@
-"""Tools that know nothing of records: run once, recorded, and answered from the record from then on.
+"""Record tools that know nothing of records: each call runs once and is answered from the record afterwards.
 
 LangGraph's prebuilt ToolNode, or a node by itself, runs a plain LangChain tool. Inside a recording the call is written
 before it runs and again with its whole output when it has ended. A node that runs again after a crash gets that output
@@ -146,9 +146,9 @@ class _ExternalRun:
         self._clock = time.perf_counter()
 
     def _given_back(self, call: ToolCall) -> bool:
-        """True where the record holds the output, and the graph has been done what the call did to it.
+        """True if the output is on record and the call's effects on the graph were repeated.
 
-        In a replay what was raised is raised again.
+        A replay raises a recorded error again.
         """
         if lost := self._read(call):
             self._recording.run_again(call, lost)
@@ -163,7 +163,7 @@ class _ExternalRun:
         return False
 
     def _read(self, call: ToolCall) -> str:
-        """Read the output, or in a replay the error. Returns why that cannot be; empty where it can."""
+        """Read the output, or in a replay the error. Returns the reason if that is impossible, else an empty text."""
         record, output = self._begun, self._begun.output or {}
         if is_answer(output):
             try:

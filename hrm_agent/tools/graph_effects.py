@@ -1,12 +1,12 @@
-"""What a tool does to the graph around it beside its result: noted while it runs, done again when it is answered.
+"""Effects of a tool on the graph around it, beside its result: noted while it runs, repeated from the record.
 
-A tool asks a person (`interrupt`), tells whoever streams the graph, keeps something in the graph's store, and runs
-subgraphs and functional tasks. LangGraph counts some of this within the task around the tool: an answer belongs to a
-question by its number. So a call that is answered from the record does the same to the graph as the call that ran, or
-else the next question of the node would be given this one's answer.
+A tool asks a person (`interrupt`), streams events, puts items into the graph's store, and runs subgraphs and functional
+tasks. LangGraph counts some of this within the task around the tool: an answer belongs to a question by its number. So
+a call that is answered from the record has to repeat its effects, or else the node's next question would be given this
+one's answer.
 
-A tool that does none of this leaves nothing on record. Not noted are events of subgraphs that a tool runs (their
-steps are checkpoints), and writes to a store outside of the process, which has them still.
+Not noted are events of subgraphs that a tool runs (their steps are checkpoints), and writes to a store outside of the
+process, which still has them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from hrm_agent.trajectory.recording import TaskQuestions
 __all__ = ["GraphEffects", "repeat_effects"]
 
 MOST_EVENTS = 1000
-"""So many events of one call are on record: what a tool streams is shown again, and decides nothing."""
+"""Most recorded events of one call: they are only shown again, and decide nothing."""
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 class GraphEffects:
-    """Notes what one tool call does to the graph around it. Outside of a graph's task there is nothing to note."""
+    """Notes the effects of one tool call on the graph around it. Outside of a graph's task there are none."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class GraphEffects:
         codec: OutputCodec,
         drawn: Sequence[int] = (),
     ) -> None:
-        """`drawn`: numbers of questions that the call has taken already; it gets these first."""
+        """`drawn`: numbers of questions that the call has already; it gets these first."""
         self._pad: Any = (config.get("configurable") or {}).get(SCRATCHPAD)
         self._recording, self._identity = recording, identity
         self._codec, self._drawn = codec, [*drawn]
@@ -62,7 +62,7 @@ class GraphEffects:
         """The config that the tool is to run with."""
 
     def arguments(self, given: Any) -> Any:
-        """The tool's arguments: those that a node injects lead to the graph, too."""
+        """The tool's arguments, with injected ones (runtime, store) observed."""
         if self._pad is None or not isinstance(given, dict):
             return given
         arguments = cast("dict[str, Any]", given)
@@ -70,7 +70,7 @@ class GraphEffects:
         return injected if any(injected[name] is not arguments[name] for name in arguments) else given
 
     def record(self) -> tuple[dict[str, Any], ...]:
-        """What was noted so far, as it goes on record."""
+        """Effects noted so far, in recorded form."""
         for question in self._questions:
             if (number := question["number"]) < len(self._pad.resume):
                 question["answer"] = plain(self._pad.resume[number])
@@ -79,14 +79,14 @@ class GraphEffects:
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """Numbers of the questions that were asked so far."""
+        """Numbers of the questions asked so far."""
         return tuple(question["number"] for question in self._questions)
 
     def ask(self, effect: Mapping[str, Any]) -> bool:
-        """Ask a question on record again. True if its answer is the one on record.
+        """Ask a recorded question again. True if its answer is the recorded one.
 
-        A call that went on without an answer has swallowed that it was interrupted. Raises LangGraph's
-        `GraphInterrupt` where the answer is to come.
+        A call that ended without an answer has caught its interrupt: that counts as equal, too. Raises LangGraph's
+        `GraphInterrupt` while the answer is missing.
         """
         self._wanted = effect["number"]
         schema = {"response_schema": effect["schema"]} if "schema" in effect else {}
@@ -101,7 +101,7 @@ class GraphEffects:
         return "answer" in effect and self._questions[-1].get("answer") == effect["answer"]
 
     def do_again(self, effect: Mapping[str, Any]) -> None:
-        """What a call did besides questions."""
+        """Repeat an effect that is not a question."""
         with set_config_context(self.config) as context:
             context.run(self._do_again, effect)
 
@@ -121,10 +121,7 @@ class GraphEffects:
                     self._recording.not_run(self._identity, name, counters[name]())
 
     def _take(self, number: int) -> int:
-        """The number that a question had, also where calls side by side come in turns.
-
-        Those below it are of calls beside this one, which come to them later.
-        """
+        """Draw the number that a question had. Lower ones are kept for the parallel calls that will ask for them."""
         with suppress(ValueError):
             self._of_task.passed.remove(number)
             return number
@@ -146,11 +143,10 @@ class GraphEffects:
         observed: dict[str, Any] = {SCRATCHPAD: replace(self._pad, **counters)}
         if SEND in given:
             observed[SEND] = self._sending(given[SEND])
-        if CALL in given:  # which draws from the task's own counter
+        if CALL in given:  # it draws from the task's own counter, not the observed one
             observed[CALL] = self._counting("tasks", given[CALL])
         if (runtime := given.get(RUNTIME)) is not None:
-            told = {"stream_writer": self._telling(runtime.stream_writer), "store": self._keeping(runtime.store)}
-            observed[RUNTIME] = runtime.override(**told)
+            observed[RUNTIME] = runtime.override(**self._observers(runtime))
         return {**config, "configurable": {**given, **observed}}
 
     def _injected(self, value: Any) -> Any:
@@ -160,9 +156,11 @@ class GraphEffects:
             return self._keeping(value)
         if is_dataclass(value) and all(hasattr(value, name) for name in ("stream_writer", "store", "config")):
             runtime: Any = value  # LangGraph's `ToolRuntime`
-            told = {"stream_writer": self._telling(runtime.stream_writer), "store": self._keeping(runtime.store)}
-            return replace(runtime, config=self._observed(runtime.config), **told)
+            return replace(runtime, config=self._observed(runtime.config), **self._observers(runtime))
         return value
+
+    def _observers(self, runtime: Any) -> dict[str, Any]:
+        return {"stream_writer": self._telling(runtime.stream_writer), "store": self._keeping(runtime.store)}
 
     def _next_question(self) -> int:
         asked, number = question_asked(_frame(1)), self._next_number()
@@ -177,7 +175,7 @@ class GraphEffects:
         return number
 
     def _next_number(self) -> int:
-        """One that was taken for this call already, one that a call beside it passed over, or the next."""
+        """A number that this call has already, one that a parallel call passed over, or the next."""
         if (wanted := self._wanted) is not None:
             self._wanted = None
             return self._take(wanted)
@@ -203,10 +201,10 @@ class GraphEffects:
         return sent
 
     def _says_less(self, channel: str, value: Any) -> bool:
-        """True of the answers up to an early question, once there are more: LangGraph keeps what it is told last."""
+        """True for fewer answers than were written before: LangGraph would keep these, the last written ones."""
         if channel != RESUME:
             return False
-        before, self._of_task.told = self._of_task.told, max(self._of_task.told, len(value))
+        before, self._of_task.written = self._of_task.written, max(self._of_task.written, len(value))
         return len(value) < before
 
     def _telling(self, write: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -219,7 +217,7 @@ class GraphEffects:
         return told
 
     def _keeping(self, store: Any) -> Any:
-        """A store in memory, which another process begins without; any other keeps what it was given."""
+        """Observe a store in memory, which is empty in another process; other stores keep their items."""
         return _ObservedStore(store, self._kept) if isinstance(store, InMemoryStore) else store
 
     def _kept(self, done: Sequence[Op]) -> None:
@@ -229,7 +227,7 @@ class GraphEffects:
 
 
 class _ObservedStore(BaseStore):
-    """A LangGraph store whose writes are noted. It passes for one of the class that it stands for."""
+    """A LangGraph store whose writes are noted. It passes for one of the wrapped store's class."""
 
     def __init__(self, store: BaseStore, note: Callable[[Sequence[Op]], None]) -> None:
         self._store, self._note = store, note
@@ -258,11 +256,11 @@ class _ObservedStore(BaseStore):
 def repeat_effects(
     ended: ToolCall, asked: ToolCall, recording: Recording, config: RunnableConfig, codec: OutputCodec
 ) -> tuple[int, ...] | None:
-    """Do to the graph what a call did that has `ended`, for the one that is `asked` for now.
+    """Repeat the effects of the call that has `ended` on the graph, for the one that is `asked` for now.
 
-    None: all is done. Else the call is to be run again, since a question has another answer now, or something could not
-    be stored; returned are the numbers of the questions that were asked by then. A call whose effect was wanted once,
-    by its key, is never run again. Raises LangGraph's `GraphInterrupt` where the answer to a question is to come.
+    Returns None if that worked. Else the call has to be run again, since a question has another answer now, or
+    something could not be stored; returned are the numbers of its questions. A call with an idempotency key that ended
+    well is never run again. Raises LangGraph's `GraphInterrupt` while an answer is missing.
     """
     configurable: dict[str, Any] = config.get("configurable") or {}
     if not ended.graph_effects or SCRATCHPAD not in configurable:

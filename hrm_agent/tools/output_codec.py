@@ -1,91 +1,76 @@
-"""What a tool that is not ours returned, in a form that can be stored and given back whole.
+"""Stored form of values that foreign tools return.
 
-A message is kept as its JSON dump, where that loses nothing (an artifact may be any object); any other value as the
-store's checkpoints keep it: of plain types, of those that the store allows, and of those that the tool itself says it
-returns. A value that comes back changed, or not at all, is marked as lost, with the reason: such a call is run again,
-on resume and in a replay. On resume so is one that raised, since an exception is no answer; a replay raises it again.
+A message is kept as its JSON dump, if that loses nothing (an artifact may be any object); any other value as in the
+store's checkpoints: of plain types, of types that the store allows, and of those in the tool's return annotation. A
+value that would come back changed, or not at all, is marked as lost, with the reason: such a call is run again, on
+resume and in a replay. A call that raised is run again on resume, since an exception is no answer; a replay raises it.
 """
 
 from __future__ import annotations
 
 import base64
 import logging
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from langchain_core.messages import ToolMessage
-from langchain_core.messages.base import TextAccessor
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.types import Command
 
 from hrm_agent.langgraph_format import types_of_schemas
+from hrm_agent.models import recorded_values
 from hrm_agent.trajectory import Journal
+from hrm_agent.trajectory.call_facts import RaisedError
 
 __all__ = ["OutputCodec", "edit_packed", "is_answer", "pack_error", "raised", "why_lost"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _MOST_REASON = 300
-"""Characters."""
+"""Most characters of a reason."""
 _packing = threading.local()
-"""Its `now` is True in a thread whose refused types are noted here, and are nothing to log."""
+"""Its `now` is True in a thread whose refused types are reported here, so that LangGraph need not log them."""
 
 
 class OutputCodec:
-    """Values to `ToolCall.output` and back, with the types of a store and of a tool."""
+    """Converts values to `ToolCall.output` and back, with the types of a store and of a tool."""
 
     def __init__(self, journal: Journal | None = None, tool: BaseTool | None = None) -> None:
         self._journal, self._tool = journal, tool
 
     def pack(self, value: Any) -> dict[str, Any]:
         """`ToolCall.output` of what a tool returned."""
-        if isinstance(value, ToolMessage) and type(value) is ToolMessage:
-            dumped = _dump(value)
-            if dumped is not None and _same(ToolMessage.model_validate(dumped), value):
-                return {"message": dumped}
-        serializer = self._serializer()
-        packed = _packed(serializer, value)
-        if "lost" in packed and (types := _declared(self._tool)):
-            packed = _packed(serializer.with_msgpack_allowlist(types), value)
-        return packed
+        if type(value) is ToolMessage and not recorded_values.odd_fields(value):
+            return {"message": value.model_dump(mode="json")}
+        packed = self._packed(value, frozenset())
+        types = _declared(self._tool) if "lost" in packed else frozenset()
+        return self._packed(value, types) if types else packed
 
     def unpack(self, output: Mapping[str, Any]) -> Any:
-        """What the tool returned. Raises whatever says that a value is none of what may be read."""
+        """The value that the tool returned. Raises the serializer's error for a value that may not be read."""
         if "message" in output:
             return ToolMessage.model_validate(output["message"])
         kind, text = output["packed"]
-        serializer, types = self._serializer(), _declared(self._tool)
-        allowing = serializer.with_msgpack_allowlist(types) if types else serializer
-        return _quietly(allowing.loads_typed, (kind, base64.b64decode(text)))
+        return _quietly(self._serializer(_declared(self._tool)).loads_typed, (kind, base64.b64decode(text)))
 
-    def _serializer(self) -> JsonPlusSerializer:
-        return _plain if self._journal is None else self._journal.serializer or _plain
+    def _packed(self, value: Any, types: frozenset[tuple[str, ...]]) -> dict[str, Any]:
+        serializer = self._serializer(types)
+        try:
+            return {"packed": _quietly(lambda value: recorded_values.serialised(value, serializer), value)}
+        except Exception as error:  # whatever a foreign object does when it is serialised
+            return {"lost": type(value).__qualname__, "reason": (str(error) or type(error).__name__)[:_MOST_REASON]}
 
-
-_plain = JsonPlusSerializer(allowed_msgpack_modules=None)
-
-
-def _packed(serializer: JsonPlusSerializer, value: Any) -> dict[str, Any]:
-    try:
-        kind, data = _quietly(serializer.dumps_typed, value)
-        if _same(_quietly(serializer.loads_typed, (kind, data)), value):
-            return {"packed": [kind, base64.b64encode(data).decode("ascii")]}
-        reason = "it comes back as another value"
-    except Exception as error:  # whatever a foreign object does when it is serialised
-        reason = str(error) or type(error).__name__
-    return {"lost": type(value).__qualname__, "reason": reason[:_MOST_REASON]}
+    def _serializer(self, types: frozenset[tuple[str, ...]]) -> JsonPlusSerializer:
+        own = self._journal.serializer if self._journal is not None else None
+        serializer = own or recorded_values.PLAIN
+        return serializer.with_msgpack_allowlist(types) if types else serializer
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
-    """`ToolCall.output` of what a tool raised."""
-    kind = type(error)
-    return {"raised": {"module": kind.__module__, "type": kind.__qualname__, "message": str(error)}}
+    """`ToolCall.output` of a call that raised."""
+    return {"raised": recorded_values.pack_error(error).model_dump(mode="json", exclude_defaults=True)}
 
 
 def is_answer(output: Mapping[str, Any] | None) -> bool:
@@ -94,7 +79,7 @@ def is_answer(output: Mapping[str, Any] | None) -> bool:
 
 
 def why_lost(output: Mapping[str, Any]) -> str:
-    """Why an output is not on record, and what helps."""
+    """Reason why an output is not on record, and a remedy."""
     kind, reason = output.get("lost", "a value"), output.get("reason", "it could not be stored")
     said = f"what it returned or did ({kind}) is not on record: {reason}"
     return f"{said}. Plain data is, and so are types that --allow MODULE:TYPE names"
@@ -109,17 +94,15 @@ def edit_packed(output: dict[str, Any], edit: Callable[[bytes], bytes]) -> dict[
 
 
 def raised(output: dict[str, Any]) -> Exception:
-    """What the tool raised: of its own type where that is loaded already, since a store must import nothing."""
-    said = output["raised"]
-    kind: Any = getattr(sys.modules.get(said["module"]), said["type"], None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        with suppress(Exception):  # its constructor wants more than a message
-            return kind(said["message"])
-    return RuntimeError(f"{said['type']}: {said['message']}")
+    """The error that the tool raised, of its own class if that is loaded."""
+    said: dict[str, Any] = output["raised"]
+    if "kinds" not in said:  # a record of an earlier version
+        said = {"kinds": [f"{said['module']}:{said['type']}"], "message": said["message"]}
+    return recorded_values.raised(RaisedError.model_validate(said))
 
 
 def _declared(tool: BaseTool | None) -> frozenset[tuple[str, ...]]:
-    """(module, name) of the types that a tool says it returns: a class that is used as a tool returns itself."""
+    """(module, name) of a tool's return types; a class that is used as a tool returns itself."""
     found = list[Any]()
     for entry in (getattr(tool, "func", None), getattr(tool, "coroutine", None)):
         if isinstance(entry, type):
@@ -130,45 +113,8 @@ def _declared(tool: BaseTool | None) -> frozenset[tuple[str, ...]]:
     return frozenset(types_of_schemas(found)) if found else frozenset()
 
 
-def _dump(message: ToolMessage) -> dict[str, Any] | None:
-    try:
-        return message.model_dump(mode="json")
-    except Exception:  # an artifact that pydantic has no JSON for
-        return None
-
-
-def _same(loaded: Any, value: Any) -> bool:
-    """Equal, and of one type all the way down: a tuple that comes back as a list is not the same."""
-    try:
-        return _alike(loaded, value)
-    except Exception:  # arrays, say, of which nobody can say whether they are equal
-        return False
-
-
-def _alike(loaded: Any, value: Any) -> bool:
-    if type(value) is TextAccessor:  # `message.text`
-        value = str(value)
-    if type(loaded) is not type(value):
-        return False
-    if type(value) in _PLAIN:
-        return bool(loaded == value)
-    if isinstance(value, Command) and isinstance(value.goto, tuple) and isinstance(loaded.goto, list):
-        value = replace(cast("Command[Any]", value), goto=[*value.goto])  # LangGraph takes either, and reads a list
-    if isinstance(value, dict):
-        known = cast("dict[Any, Any]", value)
-        return loaded == known and all(_alike(loaded[key], item) for key, item in known.items())
-    if isinstance(value, (list, tuple)):
-        items = cast("list[Any]", value)
-        return len(loaded) == len(items) and all(map(_alike, loaded, items))
-    if isinstance(value, ToolMessage):
-        return bool(loaded == value) and _alike(loaded.artifact, value.artifact)
-    if is_dataclass(value):
-        return all(_alike(getattr(loaded, each.name), getattr(value, each.name)) for each in fields(value))
-    return bool(loaded == value)
-
-
 def _quietly(convert: Callable[[T], R], value: T) -> R:
-    """LangGraph logs each type that it refuses, with a name for the remedy that is not ours."""
+    """Convert without LangGraph's log of refused types, which names a remedy that is not ours."""
     before, _packing.now = getattr(_packing, "now", False), True
     try:
         return convert(value)

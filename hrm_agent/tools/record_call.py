@@ -72,7 +72,7 @@ class ToolOutcome:
     duration_seconds: float | None = None
     """Time in seconds, of a tool that runs no code; None: by the clock around the call."""
     graph_effects: tuple[dict[str, Any], ...] = ()
-    """What it did to the graph beside that (`ToolCall.graph_effects`)."""
+    """Its effects on the graph (`ToolCall.graph_effects`)."""
 
 
 async def record_tool_call(
@@ -87,8 +87,8 @@ async def record_tool_call(
 ) -> ToolCall:
     """Run `execute` under a record, or give back the record of the same call if it has finished before.
 
-    What a finished call did to the graph is done again (`hrm_agent.tools.graph_effects`). Where that cannot be,
-    `execute` is given the numbers of the questions that the call has asked by then.
+    The effects of a finished call on the graph are repeated (`hrm_agent.tools.graph_effects`). If that is impossible,
+    `execute` is given the numbers of the questions that the call has asked.
 
     Of the exceptions of `execute`, cancellation, LangGraph's control flow and errors that a person can mend pass
     through and leave the record unfinished. Any other is a fault of the infrastructure and recorded as such.

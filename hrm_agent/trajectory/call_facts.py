@@ -89,7 +89,7 @@ class SentSampling(Record):
 
 
 class RaisedError(Record):
-    """What a model call raised: enough to raise it again, of its own class where that is loaded."""
+    """Error of a call, with all that is needed to raise it again, of its own class if that is loaded."""
 
     kinds: tuple[str, ...]
     """Its class as `module:name`, then the classes above it, up to `builtins:Exception`."""

@@ -12,7 +12,7 @@ __all__ = ["NOT_RECORDED", "TASK_INPUTS", "call_id", "content_hash", "derive_see
 TASK_INPUTS = "inputs"
 """Key in a task's metadata: the graph's input as a JSON object, in place of a human message with the prompt."""
 NOT_RECORDED = "not_recorded"
-"""Key there of a program that was recorded in part: the first thing that could not be, in words."""
+"""Key there of a partly recorded program: its first loss, in words."""
 _STEP = re.compile(r"step-([0-9]{1,15})(?:/|\Z)")
 
 

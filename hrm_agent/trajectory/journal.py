@@ -47,7 +47,7 @@ class Journal(Protocol):
 
     @property
     def serializer(self) -> JsonPlusSerializer | None:
-        """Makes the stored form of what tools return. None: LangGraph's own types alone have one."""
+        """Serializer of tools' results. None: only LangGraph's own types can be stored."""
         ...
 
     def calls_of_task(self, thread_id: str, task_id: str) -> Sequence[Call]:

@@ -62,14 +62,14 @@ class _TaskSlot:
 
 @dataclass(slots=True)
 class TaskQuestions:
-    """The questions that the tools of one task ask a person, where calls side by side do so in turns."""
+    """Questions to a person that the tools of one task ask, possibly in parallel."""
 
     answers: object
     """LangGraph's list of their answers."""
     passed: list[int] = field(default_factory=list[int])
-    """Numbers that an answered call passed over: they are those of a call beside it."""
-    told: int = 0
-    """How many answers LangGraph was told to keep."""
+    """Numbers that an answered call passed over, which belong to a parallel call."""
+    written: int = 0
+    """Number of answers that were written to LangGraph."""
 
 
 class Recording:
@@ -167,9 +167,9 @@ class Recording:
             return self._asked[key] - 1
 
     def questions(self, identity: GraphIdentity, answers: object) -> TaskQuestions:
-        """The questions of a task's attempt, as far as tools ask them.
+        """The questions of tools in a task's attempt.
 
-        `answers`: the list of LangGraph that holds the task's answers, which is another one each time it runs.
+        `answers`: LangGraph's list of the task's answers, a new one for each attempt.
         """
         key = (identity.thread_id, identity.task_id, identity.attempt)
         with self._lock:
@@ -179,15 +179,15 @@ class Recording:
             return known
 
     def run_again(self, started: ToolCall, lost: str = "") -> None:
-        """Called before a tool runs although its call is on record as ended.
+        """Report that a tool runs although its call is recorded as ended.
 
-        `lost`: what could not be stored of it, in words; empty where a person's answer to it is another one now.
+        `lost`: the part that could not be stored, in words; empty if a person's answer to it differs now.
         """
 
     def not_run(self, identity: GraphIdentity, what: str, number: int) -> None:
-        """Called where a tool call is answered that ran something, which does not run now.
+        """Report a run within an answered tool call, which does not happen now.
 
-        `what`: `subgraphs` or `tasks`; `number`: which of its task it was.
+        `what`: `subgraphs` or `tasks`; `number`: its number within the task.
         """
 
     def draws(self, key: tuple[str, str, int], identity: Callable[[], GraphIdentity]) -> OpenDraws:
@@ -245,7 +245,7 @@ class Recording:
             raise
 
     def lose(self, error: Exception) -> None:
-        """A model's answer could not be recorded. Here the run ends, since its record has no holes."""
+        """Report that a model's answer could not be recorded. The run ends, since its record has no holes."""
         raise error
 
     def keep_open(self, call: Call, path: tuple[int, ...]) -> None:

@@ -136,15 +136,15 @@ class Call(Record):
     tools: tuple[dict[str, Any], ...] | None = None
     """The tools offered, whole, in the provider's form; empty if there were none. None: not on record."""
     response: dict[str, Any]
-    """The answer as a LangChain message dump: what a resumed node gets back. Bytes in it are shown as base64 text. Of a
-    call that failed: what had been streamed before, else empty."""
+    """The answer as a LangChain message dump, which a resumed node gets back. Bytes are shown as base64 text. For a
+    failed call: the part streamed before, else empty."""
     exact: dict[str, Any] | None = Field(default=None, exclude_if=_is_none)
-    """What a JSON dump of the answer changes, so that it can be given back: its class, and fields with bytes, tuples or
-    objects in them. None: `response` says it all."""
+    """Parts of the answer that a JSON dump would change: its class, and fields with bytes, tuples or objects in them.
+    None: `response` is complete."""
     lost: tuple[str, ...] | None = Field(default=None, exclude_if=_is_none)
-    """Places in the answer, with the types of what was there, that could not be stored and are not given back."""
+    """Places and types of values in the answer that could not be stored."""
     error: RaisedError | None = Field(default=None, exclude_if=_is_none)
-    """What the call raised; None for one that was answered. Such a call is in `Trajectory.failed_calls`."""
+    """Error that the call raised; None if it was answered. A failed call is in `Trajectory.failed_calls`."""
     instead_of: str | None = Field(default=None, exclude_if=_is_none)
     """Id of the failed call that this one asks again, when its node was run again by a resume."""
     started_at: float
@@ -245,7 +245,7 @@ class ToolCall(Record):
     repeated_of: str | None = None
     """Id of an earlier call of this thread with the same name and arguments: marks a padded transcript."""
     graph_effects: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda effects: not effects)
-    """What it did to the graph around it beside its result, in its order (`hrm_agent.tools.graph_effects`)."""
+    """Effects on the graph around it, beside its result, in order (`hrm_agent.tools.graph_effects`)."""
 
 
 class TaskRef(Record):

@@ -33,7 +33,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 def failed_text(call: Call) -> str:
-    """What a call raised, and what it had said before."""
+    """Error of a failed call, with the text that it had streamed before."""
     said = text_of(call.response)
     return f"Failed: {call.error}" + (f"\n{said}" if said else "")
 

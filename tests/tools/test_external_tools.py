@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, TypedDict
 
+import numpy as np
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -22,10 +23,12 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import ReplayVerdict, replay
 from hrm_agent.store import open_store
+from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.typed_values import difference
 from hrm_agent.testing import ScriptedEngine
 from hrm_agent.tools import idempotency_key, idempotent, run_tool_calls
 from hrm_agent.tools.external_tools import record_external_tools
-from hrm_agent.tools.output_codec import OutputCodec
+from hrm_agent.tools.output_codec import OutputCodec, pack_error, raised
 from hrm_agent.trajectory import MemoryJournal, Recording, TaskRef, ToolStatus, recording
 
 runs: list[Any] = []
@@ -112,10 +115,27 @@ def test_outputs_come_back_as_they_were(value: Any) -> None:
     assert back == value and type(back) is type(value)
 
 
+@pytest.mark.parametrize("value", [np.arange(4), (1, {2: (3,)}), Command(goto=("a", "b")), [float("nan")]])
+def test_outputs_come_back_as_checkpoints_do(value: Any) -> None:
+    codec = OutputCodec(MemoryJournal(serializer=StrictSerializer()))
+    assert difference(value, codec.unpack(codec.pack(value))) is None
+
+
 @pytest.mark.parametrize("within", [lambda text: text, lambda text: {"found": [text]}])
 def test_the_text_of_a_message_is_a_text(within: Any) -> None:
-    packed = OutputCodec().pack(within(HumanMessage("x").text))
-    assert OutputCodec().unpack(packed) == within("x")
+    codec = OutputCodec(MemoryJournal(serializer=StrictSerializer()))
+    assert codec.unpack(codec.pack(within(HumanMessage("x").text))) == within("x")
+
+
+@pytest.mark.parametrize("error", [KeyError("no such row"), OSError(2, "no such file", "rows.csv"), ValueError("x", 3)])
+def test_errors_come_back_as_they_were(error: Exception) -> None:
+    found = raised(pack_error(error))
+    assert type(found) is type(error) and (repr(found), str(found)) == (repr(error), str(error))
+
+
+def test_an_error_of_an_earlier_version_comes_back() -> None:
+    said = {"module": "builtins", "type": "ValueError", "message": "no such row"}
+    assert repr(raised({"raised": said})) == "ValueError('no such row')"
 
 
 @pytest.mark.parametrize("value", [object(), (1, 2), [1, (2, 3)], lambda: 1, Command(update={"lock": object()})])

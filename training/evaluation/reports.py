@@ -1,7 +1,7 @@
 """The results of an evaluation as files: `results.json` for programs, `results.md` for people, `results.png`.
 
-The picture is matplotlib's, which comes with the extra `train` and draws the training curves too. Without it an
-evaluation has its numbers all the same: the picture is left out, and `write_results` says so.
+The picture needs matplotlib, which comes with the extra `train`. Without it the picture is left out, and
+`write_results` says so.
 """
 
 from __future__ import annotations

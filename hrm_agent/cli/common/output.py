@@ -82,8 +82,8 @@ class Output:
     ) -> None:
         """A table for people, columns as wide as their contents.
 
-        `spare`: columns that a narrow terminal leaves out, the first one first. Where there is room for all others no
-        longer, texts go over several lines; where not even their words have room, each row is a list of its own.
+        `spare`: columns that a narrow terminal leaves out, the first one first. If the others do not fit, texts are
+        wrapped. If not even their words fit, each row becomes a list.
         """
         if self.as_json:
             return
@@ -128,7 +128,7 @@ def _with_room(columns: Sequence[str], cells: Sequence[Sequence[str]], spare: Se
 
 
 def _widths(cells: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Columns as wide as their contents; for want of room the widest are made narrower, down to their longest word."""
+    """Columns as wide as their contents; if they do not fit, the widest shrink, down to their longest word."""
     widths = [max(max(map(cell_len, cell.split("\n"))) for cell in column) for column in zip(*cells, strict=True)]
     words = [max(max(map(cell_len, cell.split()), default=0) for cell in column) for column in zip(*cells, strict=True)]
     while sum(widths) + _GAP * (len(widths) - 1) > room:

@@ -48,7 +48,7 @@ def existing_store(where: str, allow: Sequence[str] = (), *, writes: bool = Fals
     """The store at `where`, a path, a folder or a URL. Raises `StoreError` if there is none.
 
     `allow`: types (`package.module:Type`) that its checkpoints may hold beside those that graphs declare. `writes`:
-    whoever looks opens it for reading alone, so that a store of an earlier version stays one.
+    False opens it read-only, so that a store of an earlier version stays one.
     """
     refuse_without_rollouts(where)
     with open_store(where, create=False, allow=allow, read_only=not writes) as store:

@@ -34,7 +34,7 @@ def outcome_of(found: History) -> str:
 
 
 def ended_as(trajectory: Trajectory) -> str:
-    """How a run stands, in a line: its status, and the first line of its error or the last one of its answer."""
+    """Status of a run in a line, with the first line of its error or the last one of its answer."""
     reason = f" ({trajectory.stop_reason.value})" if trajectory.stop_reason else ""
     reward = "".join(f", {name} {value:g}" for name, value in trajectory.rewards.items())
     error, answer = (text.strip().splitlines() for text in (trajectory.error or "", trajectory.answer or ""))

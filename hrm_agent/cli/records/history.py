@@ -91,12 +91,9 @@ def _draw(output: Output, store: RunStore, thread: str, graph: Graph | None) -> 
 
 
 def _say_cut(output: Output, what: str, count: int) -> None:
-    """Said beside the JSON too, which cannot hold it."""
-    told = f"{what}; --limit {count} lists them all"
-    if output.as_json:
-        remark(told)
-    else:
-        output.say(told)
+    """Say it on stderr with `--json` too: the array has no place for it."""
+    remark_or_say = remark if output.as_json else output.say
+    remark_or_say(f"{what}; --limit {count} lists them all")
 
 
 def _list_moments(output: Output, store: RunStore, thread: str, limit: int | None, graph: Graph | None) -> None:

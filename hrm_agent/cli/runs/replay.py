@@ -109,7 +109,7 @@ def _refuse_idle(arguments: Any) -> None:
 
 
 def _options(arguments: Any) -> dict[str, Any]:
-    """What every replay of the command is given."""
+    """Options of every replay of the command."""
     return {
         "refuse_effects": arguments.no_effects,
         "ignore": arguments.ignore,
@@ -198,7 +198,7 @@ def _may_be_drawn(found: Replay, difference: Sequence[str]) -> bool:
 
 
 def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
-    """What to do where a node took another time, id or number than then."""
+    """Hint for a node that drew another time, id or number than on record."""
     looks = "The difference may be a time, an id or a random number that a node took anew"
     if trajectory.task.family == RECORDED and not store.journal.draws_of(trajectory):
         return (
@@ -278,7 +278,7 @@ def _row(found: Replay) -> dict[str, Any]:
 
 def _refuse_thread(where: str) -> None:
     if "://" in where or Path(where).exists() or Path(where).suffix == ".db" or len(Path(where).parts) > 1:
-        return  # whoever opens a path says what is not there
+        return  # opening the path reports it
     raise ConfigError(
         f"There is no store at {where}.",
         "--check takes a store or a run folder, and replays all of it; one run alone is replayed by "

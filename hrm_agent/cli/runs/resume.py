@@ -151,7 +151,7 @@ _COMMANDS: dict[str, Resume] = {
 
 
 def _all(arguments: Namespace) -> int:
-    """0; 1 if a run failed, or could not be resumed: those are told, and the others go on."""
+    """Resume each thread. The exit code: 1 if a run failed or could not be resumed, which does not stop the others."""
     given = [name for name in ("at", "graph", "configurable", "context", "recursion_limit") if getattr(arguments, name)]
     if not arguments.all or arguments.run is not None or given or arguments.answer is not NO_ANSWER:
         raise ConfigError(
@@ -192,7 +192,7 @@ def _all(arguments: Namespace) -> int:
 
 
 def _why_not(store: RunStore, now: Trajectory | None, *, begun: bool) -> str:
-    """Why a thread is left alone; empty if it is not."""
+    """Reason for skipping a thread; empty if it is resumed."""
     if now is None or now.status is not RunStatus.RUNNING:
         return "it has ended meanwhile"
     if now.thread_id in store.threads_at_work():
@@ -212,7 +212,7 @@ def _run_quietly(thread: str, where: str, allow: list[str], loop: asyncio.Runner
 
 
 def _say_waiting(output: Output, where: str) -> None:
-    """What waits for a person: nothing is answered for them."""
+    """List the threads that wait for a person's answer."""
     with existing_store(where) as store:
         stopped = store.journal.headers("status = ?", (RunStatus.TRUNCATED.value,))
     waiting = [known.thread_id for known in stopped if known.stop_reason is StopReason.INTERRUPT]
@@ -232,7 +232,7 @@ def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str])
 def _on_record(
     thread: str, where: str, answer: Any, allow: list[str], arguments: Namespace | None = None
 ) -> tuple[RunConfig, Trajectory, dict[str, Any]]:
-    """How a thread goes on: its options, with those that are given now, its record, and more for `run_thread`."""
+    """Options of a thread, with those that are given now; its record; further arguments of `run_thread`."""
     from hrm_agent.cli.runs.run import RunConfig, kept_options, known_config
 
     with existing_store(where) as store:
@@ -256,7 +256,7 @@ def _on_record(
 
 
 def _given_now(arguments: Namespace, kept: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Options in place of those on record; and those that are given to the graph and not recorded, secrets."""
+    """Options that replace those on record, and secrets, which are given to the graph and not recorded."""
     unrecorded = {name: {} for name in ("configurable", "context")}
     given = {name: value for name in ("graph", "recursion_limit") if (value := getattr(arguments, name)) is not None}
     for name, secrets in unrecorded.items():
@@ -268,10 +268,10 @@ def _given_now(arguments: Namespace, kept: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def _is_recorded(store: RunStore, trajectory: Trajectory) -> bool:
-    """Whether a program made the thread. Raises `RunError` where the record has none of its checkpoints."""
-    told = kept_elsewhere(trajectory)
-    if told is not None and trajectory.thread_id not in store.threads_with_checkpoints():
-        raise told
+    """Whether a program made the thread. Raises `RunError` if none of its checkpoints is on record."""
+    missing = kept_elsewhere(trajectory)
+    if missing is not None and trajectory.thread_id not in store.threads_with_checkpoints():
+        raise missing
     return trajectory.task.family == RECORDED
 
 

@@ -154,7 +154,7 @@ def context_given(task: TaskRef, config: RunConfig) -> dict[str, Any]:
 
 
 def _without_form(task: TaskRef, where: str) -> dict[str, Any]:
-    """What a program gave and TOML, in which options are kept, has no form for: values with null in them."""
+    """Options that a program gave and that TOML, in which they are kept, cannot hold: values with null in them."""
     given = task.metadata.get(where, {}) if task.family == RECORDED else {}
     return {name: value for name, value in given.items() if holds_none(value)}
 
@@ -162,7 +162,7 @@ def _without_form(task: TaskRef, where: str) -> dict[str, Any]:
 def refuse_unkept_options(
     task: TaskRef, thread: str, config: RunConfig, unrecorded: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Raises `RunError` where a program gave the run an option that is not on record, and nobody gives it now."""
+    """Raises `RunError` if a program gave the run an option that is neither on record nor given now."""
     if task.family == RECORDED:
         more = unrecorded or {}
         given = {name: {*getattr(config, name), *more.get(name, {})} for name in (CONFIGURABLE, GIVEN_CONTEXT)}
@@ -170,7 +170,7 @@ def refuse_unkept_options(
 
 
 def refuse_other_options(store: RunStore, thread: str, config: RunConfig, changed: Collection[str] = ()) -> None:
-    """Raises `RunError` where a thread was begun with other options than those that may be `changed`."""
+    """Raises `RunError` if options differ from those that the thread was begun with, except `changed` ones."""
     kept, free = kept_options(store, thread), FREE_ON_RESUME | {*changed}
     if kept is not None and (changes := changed_keys(config, kept, f"of thread {thread!r}", free)):
         raise RunError(
@@ -299,7 +299,7 @@ def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, An
 
 
 def _options_of_record(store: RunStore, trajectory: Trajectory) -> dict[str, Any]:
-    """Options of the graph as the record tells them, where none are kept with the thread."""
+    """Options of the graph from the record, for a thread without options of its own."""
     given = trajectory.task.metadata
     found = {name: given[name] for name in (CONFIGURABLE, ANSWER_PATH) if name in given}
     if trajectory.task.family == RECORDED and RECURSION_LIMIT in given:

@@ -131,7 +131,7 @@ def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
 
 
 def _tell_unboxed(trajectories: Sequence[Trajectory]) -> None:
-    """A line on stderr where answers are wrong for their form alone, as it may be."""
+    """Say on stderr if answers may be wrong only because they are not in a box."""
     said = [each.answer for each in trajectories if each.rewards and each.answer]
     if said and not any(each.outcome > 0 for each in trajectories) and not any("\\boxed" in text for text in said):
         remark(

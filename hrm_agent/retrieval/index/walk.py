@@ -58,9 +58,9 @@ def files_in(folder: Path, *, follow_links: bool = False) -> list[str]:
 
 
 def no_document(path: str) -> str | None:
-    """Why a file of a folder is taken for no document, by its name alone; None if it may be one.
+    """Reason for leaving a file out of an index, by its name alone; None if it is taken.
 
-    A folder that holds an agent holds its code, its runs and its models as well: whoever indexes it means its texts.
+    A folder with an agent also holds its code, runs and models; only its texts are meant.
     """
     *folders, name = path.rstrip("/").split("/")
     folders += [name] if path.endswith("/") else []

@@ -177,10 +177,7 @@ def close_tool_calls(journal: Journal, record: Trajectory) -> None:
 
 
 def kept_elsewhere(record: Trajectory | None) -> RunError | None:
-    """The error for a thread without a checkpoint on record, where its program kept them in a checkpointer of its own.
-
-    None where it has none.
-    """
+    """The error for a thread whose checkpoints are in its program's own checkpointer alone; None for any other."""
     own = record.task.metadata.get(CHECKPOINTER) if record is not None else None
     if record is None or own is None:
         return None

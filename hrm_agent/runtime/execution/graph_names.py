@@ -50,12 +50,11 @@ def _found_name(graph: Any) -> str:
 
 
 def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int, str, str]]:
-    """Modules and attributes that hold the graph; the smallest is the best. A program's own module comes last.
+    """Modules and attributes that hold the graph; the smallest is the best.
 
-    Who imports a program's file finds nothing that is made where it is run (`if __name__ == "__main__"`).
-
-    That of the nodes' functions goes before one that has imported the graph; else the one that was begun to be
-    imported last does, since what is imported comes after its importer. Of several names in one the first is taken.
+    Last come names that importing a program's file does not make (`if __name__ == "__main__"`), then the program's own
+    module. The module of the nodes' functions goes before one that has imported the graph; among others the newest
+    import does, since an importer begins before what it imports. Of several names in one module the first is taken.
     """
     homes, builder = _homes(graph), getattr(graph, "builder", None)
     builder = builder if isinstance(builder, StateGraph) else None

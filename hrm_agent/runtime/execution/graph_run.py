@@ -50,7 +50,7 @@ class GraphRun:
     record: Trajectory | None
     """The record of a thread that is resumed."""
     command: Command[Any] | None = None
-    """What resumes a pending interrupt."""
+    """Command that resumes a pending interrupt."""
     answers: bool = False
     """True where a pending interrupt is resumed with `command`, or a breakpoint passed."""
     memories: BaseStore | None = None
@@ -69,9 +69,9 @@ class GraphRun:
         return replace(self, command=_command(waiting, answer), answers=True)
 
     async def is_stopped(self, store: RunStore) -> bool:
-        """True where the run on record has ended before its graph: it failed, was stopped, or met a limit on the way.
+        """True if the recorded run ended before its graph: it failed, was stopped, or met a limit.
 
-        A run that waits for an answer is not stopped: it needs the answer.
+        A run that waits for an answer is not stopped.
         """
         record = self.record
         if record is None or record.status in (RunStatus.COMPLETED, RunStatus.RUNNING):
@@ -205,7 +205,8 @@ class StreamCallbacks(NamedTuple):
 
 def _command(waiting: Sequence[Interrupt], answer: Any) -> Command[Any] | None:
     """The resuming command; None passes a breakpoint. An id is needed only if several interrupts are pending."""
-    waiting = list({question.id: question for question in waiting}.values())  # each graph around tells a nested one
+    # A nested question is reported by each graph around it.
+    waiting = list({question.id: question for question in waiting}.values())
     if not waiting:
         return None if answer is None else Command(resume=answer)
     by_id: Mapping[str, Any] = cast("Mapping[str, Any]", answer) if isinstance(answer, Mapping) else {}

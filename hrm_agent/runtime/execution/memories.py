@@ -1,10 +1,10 @@
-"""What a graph keeps beside its state, as one run of it sees that: its caches, and its LangGraph store.
+"""Caches and LangGraph stores of a graph, as one run sees them.
 
 LangGraph has one of each for all runs of a process. Rollouts are independent samples, so each has an empty cache of its
-own, and a copy of every LangGraph store in memory that it touches. Other runs share both, as LangGraph lets them.
+own, and a copy of every LangGraph store in memory that it touches. Other runs share both.
 
-What a run puts into the graph's store in memory goes on record with the step that put it, so that a later process
-resumes the thread with what its own runs had put there. A store on a database keeps its items itself.
+Items that a run puts into the graph's store in memory are recorded with their step, so that a later process resumes the
+thread with them. A store on a database keeps its items itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Graph = Pregel[Any, Any, Any, Any]
 _log = logging.getLogger("hrm_agent.runtime")
 _current: ContextVar[RunMemory | None] = ContextVar("hrm_agent_run_memory", default=None)
 _restored: WeakKeyDictionary[BaseStore, set[tuple[str, str]]] = WeakKeyDictionary()
-"""Stores that runs share, and the threads (with the owner of their run store) whose items are in them already."""
+"""Stores that runs share -> threads (with the owner of their run store) whose items were put back."""
 _batch, _abatch = InMemoryStore.batch, InMemoryStore.abatch
 
 
@@ -50,8 +50,8 @@ class RunMemory:
     def __init__(self, graph: Graph, saver: StoreSaver | None, *, alone: bool) -> None:
         """`saver`: where items go on record; None: nowhere. `alone`: the run shares nothing with others."""
         self.store: BaseStore = InMemoryStore() if graph.store is None else graph.store
-        """The graph's own. One that has none is given an empty one for the run, in memory: LangGraph's platform gives a
-        store to every graph, so agents are written without one."""
+        """The graph's own, or an empty one in memory: LangGraph's platform gives a store to every graph, so agents are
+        written without one."""
         self._main = self.store if isinstance(self.store, InMemoryStore) else None
         self._saver, self._alone = saver, alone
         self._shares_main = graph.store is not None and not alone
@@ -60,7 +60,7 @@ class RunMemory:
 
     @contextmanager
     def in_force(self) -> Generator[None]:
-        """For everything that runs inside the block."""
+        """Use it for everything that runs inside the block."""
         _install()
         token = _current.set(self)
         try:
@@ -69,7 +69,7 @@ class RunMemory:
             _current.reset(token)
 
     def store_of(self, store: InMemoryStore) -> InMemoryStore:
-        """The store that stands for `store` in this run."""
+        """The store that replaces `store` in this run."""
         if not self._alone:
             return store
         if id(store) not in self._copies:
@@ -77,7 +77,7 @@ class RunMemory:
         return self._copies[id(store)][1]
 
     def cache_of(self, cache: BaseCache[Any]) -> BaseCache[Any]:
-        """The cache that stands for `cache` in this run."""
+        """The cache that replaces `cache` in this run."""
         if not self._alone:
             return cache
         if id(cache) not in self._caches:
@@ -87,7 +87,7 @@ class RunMemory:
     # on record
 
     def note(self, store: InMemoryStore, ops: Sequence[Op]) -> None:
-        """Put on record what a node has put into the graph's own store, or deleted there."""
+        """Record items that a node put into the graph's own store, and deletions."""
         puts = [op for op in ops if isinstance(op, PutOp)]
         if not puts or self._saver is None or store is not self._main:
             return
@@ -106,14 +106,14 @@ class RunMemory:
             )
 
     async def begin_with(self, items: Iterable[StoredItem]) -> None:
-        """Take these, and nothing that the run has put into a store before."""
+        """Drop the copies, and begin with `items`."""
         self._copies.clear()
         await self.restore(items)
 
     async def restore(self, items: Iterable[StoredItem], thread: tuple[str, str] = ("", "")) -> None:
-        """Put the recorded items of a thread back, once for each process where other runs share the store.
+        """Put the recorded items of a thread back; in a shared store, once for each process.
 
-        What another run has changed there since stands.
+        Newer items of other runs stay.
         """
         if self._main is None:
             return
@@ -138,7 +138,7 @@ class RunMemory:
 
 
 def refuse_shared_store(graph: Graph, name: str) -> None:
-    """Raises `ConfigError` where rollouts would share a store that cannot be copied for each."""
+    """Raises `ConfigError` if rollouts would share a store, since it cannot be copied for each."""
     if graph.store is not None and not isinstance(graph.store, InMemoryStore):
         raise ConfigError(
             f"The graph {name} is compiled with a LangGraph store of its own, {type(graph.store).__name__}: what one "
@@ -154,7 +154,7 @@ def _stored(op: PutOp) -> StoredItem:
 
 
 def _copied(store: InMemoryStore) -> InMemoryStore:
-    """A store of the same content. Vectors are shared: nobody changes them in place."""
+    """A copy of a store. Vectors are shared, since they are never changed in place."""
     made: Any = copy(store)
     data = made._data
     made._data = defaultdict(dict, {namespace: deepcopy(held) for namespace, held in data.items()})
@@ -168,7 +168,7 @@ def _copied(store: InMemoryStore) -> InMemoryStore:
 
 @functools.cache
 def _install() -> None:
-    """Once per process. Outside of a run, stores and caches do as before."""
+    """Wrap stores and caches, once per process. Outside of a run they behave as before."""
     substitute_caches(_cache_in_force)
     InMemoryStore.batch, InMemoryStore.abatch = _noted(_batch), _noted_async(_abatch)
 

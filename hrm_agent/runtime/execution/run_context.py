@@ -1,8 +1,7 @@
-"""The run context and the config: the options that a graph is given beside its input.
+"""The run context and the config: options that a graph is given beside its input.
 
-A run goes on, is forked and is replayed with the options that it was given. They are kept with its task, apart from
-what must not be kept (secrets) and what cannot be (objects): of that the name is kept, and who resumes the run gives
-it again.
+A run is resumed, forked and replayed with its options. They are kept with its task, except secrets and objects that
+cannot be stored: only their names are kept, and a resume has to give them again.
 """
 
 from __future__ import annotations
@@ -43,10 +42,9 @@ GIVEN_CONTEXT = "context"
 RECURSION_LIMIT = "recursion_limit"
 """Key there: the most steps that a program allowed."""
 NOT_KEPT = "not_kept"
-"""Key there: options that a program gave and that are not on record, as `configurable.NAME` or `context.NAME`, each
-with the reason."""
+"""Key there: options that are not on record, as `configurable.NAME` or `context.NAME`, each with the reason."""
 GIVEN = (CONFIGURABLE, GIVEN_CONTEXT, RECURSION_LIMIT, NOT_KEPT)
-"""All of these keys of a task's metadata."""
+"""Keys of a task's metadata that hold options."""
 _LONGEST = 1 << 16
 """Characters of JSON of an option that is kept."""
 _OF_LANGGRAPH = ("thread_id", "assistant_id", "graph_id", "run_id", "run_attempt")
@@ -54,9 +52,9 @@ _PREFIXES_OF_LANGGRAPH = ("__", "checkpoint_", "langgraph_")
 
 
 def run_context(graph: Graph, given: Mapping[str, Any], name: str) -> Any:
-    """The run context as the graph, known by `name`, declares it; an option that it does not know is an error.
+    """The run context in the class that the graph, known by `name`, declares; an unknown option is an error.
 
-    None where it declares none, and where nothing is given to a class that cannot do with nothing.
+    None if it declares none, or if nothing is given to a class with required fields.
     """
     schema = graph.context_schema
     options = fields_of(schema) if schema is not None else ()
@@ -85,7 +83,7 @@ def _said(error: Exception) -> str:
 
 
 def _as_declared(schema: type[Any], option: str, value: Any) -> Any:
-    """An object of the declared class, where JSON stands for one; else the value."""
+    """An object of the declared class if JSON stands for one; else the value."""
     reader = _readers(schema).get(option)
     if reader is None:
         return value
@@ -126,7 +124,7 @@ def given_context(store: RunStore, thread: str, task: TaskRef | None) -> dict[st
 def given_options(
     graph: Graph, configurable: Mapping[str, Any], context: Any, recursion_limit: int | None
 ) -> dict[str, Any]:
-    """What a program gave beside the input, for the metadata of the run's task; empty if it gave nothing."""
+    """Options that a program gave beside the input, for the metadata of the run's task; empty if there are none."""
     not_kept = dict[str, str]()
     own = {name: value for name, value in configurable.items() if not _is_langgraphs(name)}
     kept: dict[str, Any] = {
@@ -155,7 +153,7 @@ def _fields(context: Any) -> Mapping[str, Any]:
 def _kept(
     where: str, given: Mapping[str, Any], not_kept: dict[str, str], graph: Graph | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """The options that can be given again as they were; of the others the names go to `not_kept`."""
+    """Options that can be stored, in JSON; the names of the others go to `not_kept`."""
     for name, value in given.items():
         form = value if _is_json(value) else _as_json(name, value, graph.context_schema if graph is not None else None)
         if secret_in({name: form}) is not None:
@@ -169,7 +167,7 @@ def _kept(
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON gives the value back as it is."""
+    """Whether JSON gives the value back unchanged."""
     if isinstance(value, list) and type(value) is list:
         return all(map(_is_json, cast("list[Any]", value)))
     if isinstance(value, dict) and type(value) is dict:
@@ -179,7 +177,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _as_json(name: str, value: Any, schema: type[Any] | None) -> Any:
-    """The JSON from which the class of the context makes the value again; None where it does not."""
+    """JSON from which the class of the context rebuilds an equal value; None if it does not."""
     if schema is None:
         return None
     try:
@@ -192,7 +190,7 @@ def _as_json(name: str, value: Any, schema: type[Any] | None) -> Any:
 
 
 def refuse_unkept(task: TaskRef, thread: str, given: Mapping[str, Collection[str]]) -> None:
-    """Raises `RunError` where the run was given an option that is not on record, and that is not `given` now.
+    """Raises `RunError` if the run was given an option that is neither on record nor `given` now.
 
     `given`: names, by `configurable` and `context`.
     """

@@ -1,8 +1,7 @@
-"""A recording that watches a program which is not ours: whatever goes wrong with the record, the program goes on.
+"""Recording of a foreign program, which goes on whatever fails in the record.
 
-An `Episode` stops where its record has a hole. A program that somebody else wrote has its own purpose: there a full
-disk or a state that cannot be stored is logged once, what follows is not on record, and the program is not told. The
-record says so at its end, where it can be written again by then.
+An `Episode` stops at a hole in its record. A foreign program has its own purpose: a full disk or a state that cannot be
+stored is logged once, and the rest is not recorded. If the record can be written again at its end, it says so there.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ __all__ = ["Losses", "MirroredSaver", "Observation", "ObservedThread"]
 
 
 class Losses:
-    """What of one invocation could not be recorded."""
+    """Losses of one invocation: errors of what could not be recorded."""
 
     def __init__(self, tell: Callable[[BaseException], None]) -> None:
         self._tell = tell
         self.first: str | None = None
-        """The first of them in words."""
+        """The first loss in words."""
         self.store_is_away = False
-        """The store could not be written: it is not tried again before the end, since each try may wait for a lock."""
+        """The store could not be written. It is not tried again before the end, since each try may wait for a lock."""
 
     def __call__(self, error: BaseException) -> None:
         self.first = self.first or f"{type(error).__name__}: {error}"
@@ -58,7 +57,7 @@ class Observation(Recording):
         self._on_model, self._on_loss = on_model, on_loss
 
     def lose(self, error: Exception) -> None:
-        """The program goes on."""
+        """Report the loss; the program goes on."""
         self._on_loss(error)
 
     def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
@@ -101,8 +100,8 @@ class _ForgivingJournal:
 class ObservedThread(StoreSaver):
     """The store's checkpointer for one invocation of a program's graph: all on one thread.
 
-    What the program names its thread stays as it is. Without a checkpointer LangGraph begins each invocation afresh, so
-    a thread that is invoked again is another one here.
+    The program's own name of its thread is unchanged. Without a checkpointer LangGraph begins each invocation afresh,
+    so a thread that is invoked again is another one here.
     """
 
     @classmethod
@@ -127,7 +126,7 @@ class ObservedThread(StoreSaver):
         super()._choose(self._thread_id, checkpoint_id)
 
     def choose(self, config: RunnableConfig) -> None:
-        """Let what is put next follow the checkpoint that `config` names, whichever is the newest here."""
+        """Make the checkpoint that `config` names the parent of the next one, even if it is not the newest here."""
         if checkpoint_id := config.get("configurable", {}).get("checkpoint_id"):
             self._choose(self._thread_id, str(checkpoint_id))
 
@@ -209,9 +208,9 @@ class ObservedThread(StoreSaver):
 
 
 class MirroredSaver(BaseCheckpointSaver[Any]):
-    """A program's own checkpointer. What is put into it goes on record, too; all else is its own.
+    """A program's own checkpointer, whose writes are recorded, too.
 
-    The program's comes first: what it refuses is not on record either.
+    The program's checkpointer comes first: a write that it refuses is not recorded.
     """
 
     def __init__(self, own: BaseCheckpointSaver[Any], thread: ObservedThread) -> None:

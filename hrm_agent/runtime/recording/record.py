@@ -39,11 +39,11 @@ _lock = threading.RLock()
 _open: list[tuple[str, Recorder]] = []
 """Of every block that is open its place and its recorder, in the order in which they were opened."""
 _of_process: Recorder | None = None
-"""What a process that is recorded as a whole is recorded by."""
+"""Recorder of a process that is recorded as a whole."""
 
 
 def current_recorder() -> Recorder | None:
-    """That of the block around this code; in a process that is recorded as a whole, else the process's."""
+    """Recorder of the block around this code, else of the process."""
     own = _own.get()
     if own is not None and not own.closed:
         return own

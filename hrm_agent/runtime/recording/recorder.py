@@ -59,21 +59,21 @@ Graph = Pregel[Any, Any, Any, Any]
 _MOST_OF_AN_INPUT = 1 << 16
 """Characters of JSON. The header of a trajectory is read for each list of runs; the checkpoint has it all."""
 _MOST_AHEAD = 100
-"""Checkpoints that a thread may have got without a record since the newest one on record; with more it is another."""
+"""Most checkpoints that a thread may have beyond the newest recorded one; with more it counts as another thread."""
 _log = logging.getLogger("hrm_agent.record")
 
 
 class OwnThread(NamedTuple):
-    """Where a thread stands in a program's own checkpointer before it is invoked, and what of that is on record."""
+    """State of a thread in a program's own checkpointer before it is invoked, compared with the record."""
 
     saver: BaseCheckpointSaver[Any]
     """The program's checkpointer."""
     newest: CheckpointTuple | None
     """The checkpoint that the invocation begins at; None for a new thread."""
     missing: Sequence[CheckpointTuple]
-    """Those that are not on record, of what led there since the newest one on record; the oldest first."""
+    """Unrecorded checkpoints between the newest recorded one and `newest`, the oldest first."""
     known_as: str | None
-    """The thread on record that has the ones before; None: none has."""
+    """The thread on record that has the earlier checkpoints; None if none has."""
 
 
 class Recorder:
@@ -110,7 +110,7 @@ class Recorder:
     # a checkpointer of the program's own
 
     def find_own(self, graph: Graph, config: RunnableConfig | None) -> OwnThread | None:
-        """Where the thread stands in the graph's own checkpointer; None where it has none, or none that can be read."""
+        """The thread in the graph's own checkpointer; None if there is no checkpointer, or it cannot be read."""
         try:
             saver, look = self._look(graph, config)
             found = None
@@ -123,7 +123,7 @@ class Recorder:
         return None
 
     async def find_own_async(self, graph: Graph, config: RunnableConfig | None) -> OwnThread | None:
-        """The same for a graph that is invoked in an event loop."""
+        """Like `find_own`, for a graph that is invoked in an event loop."""
         try:
             saver, look = self._look(graph, config)
             found = None
@@ -149,7 +149,7 @@ class Recorder:
     def _find(
         self, saver: BaseCheckpointSaver[Any], graph: Graph, named: dict[str, Any]
     ) -> Generator[RunnableConfig, CheckpointTuple | None, OwnThread]:
-        """Asks for checkpoints by their configs, and is sent what the program's checkpointer has there."""
+        """Yields configs of checkpoints, and is sent the checkpoint that the program's checkpointer has for each."""
         kept = {name: named[name] for name in ("thread_id", "checkpoint_ns", "checkpoint_id") if named.get(name)}
         found = newest = yield {"configurable": kept}
         with may_block():
@@ -160,7 +160,7 @@ class Recorder:
             with may_block():
                 known_as = self._holder_of(found.checkpoint["id"], begun)
             if known_as is not None:
-                if whole and missing:  # an edit has written beside it since
+                if whole and missing:  # an edit may have written to it since
                     missing.append(found)
                 return OwnThread(saver, newest, missing[::-1], known_as)
             missing.append(found)
@@ -236,7 +236,7 @@ class Recorder:
         return ObservedThread.of(self.store.checkpointer.allowing(graph), thread, losses)
 
     def _mirrored(self, own: OwnThread, kept: ObservedThread, thread: str) -> MirroredSaver:
-        """Puts what of the thread is not on record there first; of one that began before its record, the newest."""
+        """Record missing checkpoints first; for a thread that began before its record, the newest one."""
         missing = own.missing
         if thread != own.known_as:
             missing = own.missing or [found for found in (own.newest,) if found is not None]
@@ -248,7 +248,7 @@ class Recorder:
         return MirroredSaver(own.saver, kept)
 
     def _put_lost_writes(self, newest: CheckpointTuple, kept: ObservedThread, thread: str) -> None:
-        """What the program's checkpointer has of tasks and the record has not: a kill fell between the two."""
+        """Record writes that only the program's checkpointer has: the process was killed between the two."""
         named = {"thread_id": thread, "checkpoint_ns": "", "checkpoint_id": newest.checkpoint["id"]}
         known = self.store.checkpointer.get_tuple({"configurable": named})
         if known is None:
@@ -275,7 +275,7 @@ class Recorder:
         continues = known is not None and (bool(saver) or (resumes and known.stop_reason is StopReason.INTERRUPT))
         if (known is None or continues) and self._is_held(named, stack):
             return self._begun(graph, given, named, saver) if known is None else self._continued(known, given)
-        return self._apart(graph, given, thread, saver, stack)  # one that is run twice at once, or begun afresh
+        return self._apart(graph, given, thread, saver, stack)  # run twice at once, or begun afresh
 
     def _apart(self, graph: Graph, given: Any, thread: str, saver: Any, stack: ExitStack) -> Trajectory:
         another = f"{thread}#{secrets.token_hex(4)}"
@@ -364,7 +364,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _given(record: Trajectory, beside: Mapping[str, Any]) -> Trajectory:
-    """With what the newest invocation was given beside its input, by which the thread goes on."""
+    """Replace the options of a record by those of the newest invocation, `beside`."""
     kept = {name: value for name, value in record.task.metadata.items() if name not in GIVEN}
     return record.model_copy(update={"task": record.task.model_copy(update={"metadata": {**kept, **beside}})})
 

@@ -49,9 +49,9 @@ __all__ = [
 Equal = Callable[[bytes, bytes], bool]
 """Whether serialised values, the recorded and the replayed one, count as equal: `Renaming.equal`."""
 _NOTES = (INTERRUPT, RESUME, ERROR, ERROR_SOURCE)
-"""Writes that are none to the state."""
+"""Channels of writes that do not change the state."""
 _IN_WORDS = {INTERRUPT: "question", ERROR: "error"}
-"""Channel -> what people call a write to it."""
+"""Channel -> name of a write to it in reports."""
 _TIMES = ("began", "ended", "seconds", "thread", "spans")
 """Keys of `hrm_agent.graphs.parts.budget.Usage`, now and earlier, that hold times."""
 
@@ -87,7 +87,7 @@ def same_next_tasks(
 ) -> bool:
     """True if the same nodes come next, with the same arguments.
 
-    `managed`: names of values that LangGraph counts beside the state, such as the steps that remain: they hang on where
+    `managed`: names of values that LangGraph counts beside the state, such as the remaining steps. They depend on where
     a run was resumed.
     """
     old, new = (_next(found, ignored, managed) for found in (recorded, now))
@@ -95,38 +95,38 @@ def same_next_tasks(
 
 
 def next_changes(recorded: CheckpointTuple, now: CheckpointTuple) -> Change:
-    """How what comes next differs."""
+    """Difference between the recorded and the replayed next tasks."""
     return Change("next tasks", "", _diff(*(_told_next(found) for found in (recorded, now))))
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWrites:
-    """What one task has written to the checkpoint that it started from."""
+    """Writes of one task to the checkpoint that it started from."""
 
     channels: tuple[tuple[str, Any], ...]
-    """Channel and value of its writes in order, then the error that another node handles and what it asked a person;
+    """Channel and value of its writes in order, then an error that another node handles, and questions to a person;
     LangGraph's other notes are left out."""
     failed: bool
-    """An attempt of it ended in an error."""
+    """Whether an attempt ended in an error."""
 
     @property
     def ended(self) -> bool:
-        """One of its attempts ended well."""
+        """Whether an attempt ended well."""
         return any(channel != INTERRUPT for channel, _ in self.channels)
 
     @property
     def asked(self) -> bool:
-        """It asked a person, and was left until it was answered."""
+        """Whether it was interrupted by a question to a person."""
         return any(channel == INTERRUPT for channel, _ in self.channels)
 
     @property
     def is_functional(self) -> bool:
-        """It is one of the functional API, which returns a value."""
+        """Whether it is a task of the functional API, which returns a value."""
         return any(channel == RETURN for channel, _ in self.channels)
 
 
 def task_writes(found: CheckpointTuple) -> dict[str, TaskWrites]:
-    """Task id -> what it wrote. Neither the input of a run nor the answers to questions are a task's."""
+    """Task id -> its writes. Neither the input of a run nor answers to questions belong to a task."""
     by_task: dict[str, list[tuple[str, Any]]] = {}
     for task, channel, value in found.pending_writes or ():
         if task != NULL_TASK and channel != RESUME:
@@ -149,8 +149,8 @@ def write_changes(
 ) -> tuple[Change, ...]:
     """Writes of a task that differ.
 
-    Left out are those to channels that a path to be ignored leads into, and those that say what comes next: all tasks'
-    together are in the next checkpoint (`same_next_tasks`).
+    Left out are channels that an ignored path leads into, and channels that trigger nodes: these are compared in the
+    next checkpoint (`same_next_tasks`).
     """
     old, new = (_to_compare(writes, ignored) for writes in (recorded, now))
     if recorded.ended and now.ended and recorded.asked is not now.asked:  # answered before it asked, as in a fork
@@ -164,16 +164,16 @@ def write_changes(
 
 
 def _same_write(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> bool:
-    """As far as the state tells them apart."""
+    """Whether two writes change the state alike."""
     old, new = _without_old_times(old, new)
     return _equal(serializer, old, new, equal) or _equal(serializer, *_as_taken(old, new), equal)
 
 
 def _as_taken(old: Any, new: Any) -> tuple[Any, Any]:
-    """Two values with their messages as `add_messages` takes them.
+    """Two values with their messages as `add_messages` stores them.
 
-    It makes whole messages of chunks, and gives messages their ids in place: whether a write was stored before or after
-    that is left to chance, so that an id which is there on one side only does not count.
+    It makes whole messages of chunks, and sets missing ids in place. Whether a write was stored before or after that is
+    chance, so an id on one side only does not count.
     """
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         whole = [message_chunk_to_message(message) for message in (old, new)]
@@ -207,7 +207,7 @@ def _leads_on(channel: str) -> bool:
 
 
 def _as_compared(sent: Any, ignored: Ignored | None, managed: Collection[str]) -> Any:
-    """`Send`s as node and argument, without what is to be ignored, or is no part of it, in the state that they send."""
+    """`Send`s as node and argument, without ignored paths and managed values."""
     if isinstance(sent, Send):
         state = sent.arg if ignored is None else ignored.blanked(sent.arg, None, note=False)[0]
         return [sent.node, _without_managed(state, managed)]
@@ -216,7 +216,7 @@ def _as_compared(sent: Any, ignored: Ignored | None, managed: Collection[str]) -
 
 
 def _without_managed(state: Any, managed: Collection[str]) -> Any:
-    """Also where a state is sent within something else, as with a tool call."""
+    """Remove managed values from a state, also within a mapping around it, such as a tool call's."""
     if not (managed and isinstance(state, Mapping)):
         return state
     held = cast("Mapping[Any, Any]", state)
@@ -246,14 +246,12 @@ def _state(found: CheckpointTuple, *, internal: bool = False) -> dict[str, Any]:
 
 
 def _comparable(value: Any) -> Any:
-    """A value that only the graph could make is compared by what it is made of."""
+    """Replace a value that only the graph could build by its parts."""
     return [value.snapshot, list(value.writes)] if isinstance(value, Unbuilt) else value
 
 
 def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
-    """A graph's usage without its times, if the record is of an earlier version, which kept them in another form, or
-    was begun by one.
-    """
+    """Drop the times of two usages if an earlier version, which stored times in another form, began the record."""
     if not (isinstance(old, Mapping) and isinstance(new, Mapping) and _is_begun_earlier(old, new)):  # pyright: ignore[reportUnknownArgumentType]
         return old, new
     kept = [name for name in cast("Mapping[str, Any]", old) if name not in _TIMES]
@@ -262,7 +260,7 @@ def _without_old_times(old: Any, new: Any) -> tuple[Any, Any]:
 
 
 def _is_begun_earlier(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """What an earlier version had counted is a sum in the record, and spans in the replay: the later ones are alike."""
+    """Whether an earlier version began the record: with a sum of times in place of spans; later spans are equal."""
     if "spans" not in new or "began" in old:
         return "spans" in new
     later = list(old.get("spans", ()))
@@ -283,10 +281,7 @@ def _equal(serializer: SerializerProtocol, old: Any, new: Any, equal: Equal) -> 
 
 
 def _in_order(serializer: SerializerProtocol, value: Any) -> Any:
-    """A value with a list for each set in it: the order in which a set gives its members is no part of it.
-
-    The value itself where it holds none.
-    """
+    """Replace each set in a value by a sorted list, since sets have no order; the value itself if it holds none."""
     if isinstance(value, (set, frozenset)):
         items = (_in_order(serializer, item) for item in cast("set[Any]", value))
         return ["set", *sorted(items, key=lambda item: serializer.dumps_typed(item)[1])]

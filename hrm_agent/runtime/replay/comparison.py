@@ -1,7 +1,7 @@
-"""A replayed segment held against the record: each state, what comes next in it, and what each task has written.
+"""Compare a replayed segment with the record: states, next tasks, and writes of tasks.
 
-Checkpoints and tasks are paired by their place in the run (`hrm_agent.runtime.replay.task_path`), those of subgraphs
-too. Where less is looked at than is on record, that is told.
+Checkpoints and tasks are paired by their place in the run (`hrm_agent.runtime.replay.task_path`), in subgraphs too.
+Whatever is on record and not compared is reported.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ _UNKNOWN = "states with a channel whose value the graph does not say how to make
 _IGNORED = "writes to channels that --ignore leads into"
 
 Tasks = dict[TaskPath, list[TaskWrites]]
-"""What tasks wrote, by their place. Tasks of the functional API share theirs where LangGraph's names of them are not on
-record."""
+"""Writes of tasks by place. Tasks of the functional API share one if LangGraph's names of them are not on record."""
 
 
 class SegmentComparison:
-    """One segment's: what was compared, and the first difference."""
+    """Comparison of one segment: counts, and the first difference."""
 
     def __init__(
         self,
@@ -61,23 +60,23 @@ class SegmentComparison:
         in_tools: Callable[[TaskPath, CheckpointTuple], bool] = lambda *_: False,
     ) -> None:
         """`cached`: the graph has a cache, whose results LangGraph does not write. `managed`: names of values that
-        LangGraph counts beside the state. `in_tools`: whether what is at a place of the record ran in a tool that was
-        answered.
+        LangGraph counts beside the state. `in_tools`: whether a recorded task or subgraph ran in a tool that was not
+        run again.
         """
         self._serializer, self._renaming, self._ignored, self._cached = serializer, renaming, ignored, cached
         self._managed, self._in_tools = managed, in_tools
         self._left = Counter[str]()
         self.checkpoints = self.tasks = self.writes = 0
         self.step: int | None = None
-        """The first step that differs."""
+        """Number of the first step that differs."""
         self.changes: tuple[Change, ...] = ()
-        """How it differs."""
+        """Differences of that step."""
         self.ended = ""
-        """That the replay ended before the record does, or goes on after it."""
+        """Message if the replay ended before the record, or goes on after it."""
 
     @property
     def not_compared(self) -> Counter[str]:
-        """What is on record and was not compared, in words, and how many."""
+        """Number of recorded things that were not compared, by their name in words."""
         return self._left
 
     def compare(
@@ -90,9 +89,9 @@ class SegmentComparison:
         *,
         stopped: bool,
     ) -> CheckpointTuple | None:
-        """Returns the newest checkpoint of the outermost graph up to which all is as it is on record.
+        """Returns the newest checkpoint of the outermost graph up to which the replay equals the record.
 
-        `states` reads what the replay has made. `stopped`: it ended before the graph did, so that less is there.
+        `states` reads the replay's checkpoints. `stopped`: it ended before the graph did.
         """
         line = _Line(recorded.by_place.items(), {found.checkpoint["id"] for found in segment.checkpoints})
         now = _Line(((now_at.of_checkpoint(found), found) for found in states.listed), None)
@@ -117,7 +116,7 @@ class SegmentComparison:
     def _same_state(
         self, found: CheckpointTuple, now: CheckpointTuple, step: int, *, outermost: bool, followed: bool
     ) -> bool:
-        """The state, and what comes next in it. `followed`: that ran to its end on record."""
+        """Compare state and next tasks. `followed`: these ran to their end on record."""
         self.checkpoints += 1
         if any(isinstance(value, Unbuilt) for value in found.checkpoint["channel_values"].values()):
             self._left[_UNKNOWN] += 1
@@ -132,7 +131,7 @@ class SegmentComparison:
         return same
 
     def _compare_writes(self, found: CheckpointTuple, then: Tasks, now: Tasks, step: int, *, over: bool) -> None:
-        """`over`: the step of these tasks has ended, on record and now."""
+        """Compare the writes of tasks. `over`: their step has ended, on record and now."""
         for place, recorded in then.items():
             there = now.pop(place, [])
             if not there and self._in_tools(place, found):
@@ -155,16 +154,16 @@ class SegmentComparison:
         if not over or self._cached:
             self._left[_CACHED if over else _LEFT] += recorded
             return
-        told = (f"-{recorded} on record", f"+{now} now")
-        self._note(step, (Change("tasks that wrote", in_words(place), told),))
+        diff = (f"-{recorded} on record", f"+{now} now")
+        self._note(step, (Change("tasks that wrote", in_words(place), diff),))
 
     def _same_writes(self, place: TaskPath, old: TaskWrites, new: TaskWrites, step: int) -> None:
         ignored = sum(self._ignored.leads_into(channel) for channel, _ in old.channels)
         self.tasks, self.writes = self.tasks + 1, self.writes + len(old.channels) - ignored
         self._left.update({_FAILED: old.failed and old.ended, _IGNORED: ignored})
         changes = write_changes(self._serializer, old, new, self._renaming.learn, self._ignored)
-        told = tuple(replace(change, part=f"written by {in_words(place)}") for change in changes)
-        self._note(step, told or None)
+        named = tuple(replace(change, part=f"written by {in_words(place)}") for change in changes)
+        self._note(step, named or None)
 
     def _missing(self, place: TaskPath, found: CheckpointTuple, line: _Line, now: _Line, *, stopped: bool) -> None:
         """A checkpoint on record that the replay has not made."""
@@ -207,7 +206,7 @@ class _Line:
         outer = {_id(each): each for place, each in found if len(place) == 1}
         self._steps = {id_: step_of(each) for id_, each in outer.items() if within is None or id_ in within}
         self.in_order = [(place, each) for place, each in found if (root_of(each) or _id(each)) in self._steps]
-        """By the time at which they were made. What subgraphs knew before is left out."""
+        """Checkpoints by time, with their places; without those of subgraphs from before these steps."""
         self.places = dict(self.in_order)
         self.followed = {_parent(each) for _, each in self.in_order}
         """Ids of checkpoints whose step has ended."""

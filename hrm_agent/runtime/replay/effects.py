@@ -1,13 +1,12 @@
-"""What nodes do outside of the record while they are replayed: noted, or refused.
+"""Note or refuse effects of replayed nodes outside of the record.
 
 A replay runs the nodes' own code again. Calls of models and tools are answered from the record, but a node that writes
-a file, opens a connection or starts a process does so again. Which nodes do is not known before they run. Python tells
-of such an operation before it is done (audit events, PEP 578), so that a replay can list them, or refuse them.
+a file, opens a connection or starts a process does so again. Python reports such an operation before it is done (audit
+events, PEP 578), so that a replay can list or refuse it.
 
-Seen is what goes through the interpreter in the task of a node, in threads that it starts, and in executors of threads
-that it gives work to. Not seen are operations of compiled libraries that open files and connections themselves (a
-database driver in C), what is written to files and connections that were open before, and what other processes do. This
-tells of effects; it is no sandbox.
+Seen are operations of the interpreter in the task of a node, in threads that it starts, and in executors of threads
+that it gives work to. Not seen are compiled libraries that open files and connections themselves (a database driver in
+C), writes to files and connections that were open before, and other processes. This reports effects; it is no sandbox.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MOST_LISTED = 20
 """So many different effects are kept of one replay."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EXECUTOR_WORKER = getattr(thread, "_worker", None)
-"""What a thread of an executor runs: work of many, each with a context of its own."""
+"""Main function of an executor's threads, which run work of many contexts."""
 _OWN = ("__pycache__", os.devnull)
 """The interpreter's own cache of compiled modules, and what keeps nothing."""
 
@@ -85,7 +84,7 @@ def watching(effects: Effects) -> Generator[None]:
 
 
 def note_effect(effect: Effect) -> None:
-    """Note an operation that the interpreter does not tell of. Raises `EffectRefused` where it is refused."""
+    """Note an operation that the interpreter does not report. Raises `EffectRefused` if it is refused."""
     effects = _watching.get()
     if effects is not None:
         effects.note(effect)
@@ -93,10 +92,10 @@ def note_effect(effect: Effect) -> None:
 
 @functools.cache
 def _install() -> None:
-    """Once per process: an audit hook cannot be taken out again. Outside of `watching` nothing of this does anything.
+    """Install an audit hook, once per process, since it cannot be removed. It does nothing outside of `watching`.
 
-    Neither an executor nor a thread takes the context along in which it is given its work, and of a process that
-    `multiprocessing` spawns Python tells nothing.
+    Executors and threads are wrapped, too, since they do not take the context of their work along; so is
+    `multiprocessing`, since Python does not report a process that it spawns.
     """
     sys.addaudithook(_hook)
     processes: Any = util

@@ -37,17 +37,17 @@ class RecordedStates:
 
     @cached_property
     def reader(self) -> StateReader:
-        """Reads the states of them."""
+        """Reader of their states."""
         return StateReader(self._saver, self._graph, (*self._within, *self._line))
 
     @cached_property
     def by_place(self) -> dict[TaskPath, CheckpointTuple]:
-        """Of several at one place, the newest. Each with the values of all its channels."""
+        """Checkpoints with the values of all channels; of several at one place the newest."""
         found = (*self._within[::-1], *self._line)
         return {self._places.of_checkpoint(each): self.reader.complete(each) for each in found}
 
     def memories(self, until: CheckpointTuple) -> list[CheckpointTuple]:
-        """What the subgraphs that keep their state between runs knew at a checkpoint of the line."""
+        """State, at a checkpoint of the line, of the subgraphs that keep theirs between runs."""
         before = {found.checkpoint["id"] for found in takewhile(lambda found: found is not until, self._line)}
         newest: dict[str, CheckpointTuple] = {}
         for found in self._within:
@@ -58,7 +58,7 @@ class RecordedStates:
 
     @cached_property
     def _within(self) -> list[CheckpointTuple]:
-        """Those of subgraphs, the newest first."""
+        """Checkpoints of subgraphs, the newest first."""
         roots = {found.checkpoint["id"] for found in self._line}
         thread: RunnableConfig = {"configurable": {"thread_id": _configured(self._line[0], "thread_id")}}
         inner = (found for found in self._saver.list(thread) if _configured(found, "checkpoint_ns"))
@@ -73,7 +73,7 @@ def root_of(found: CheckpointTuple) -> str | None:
 def learner(
     recorded: RecordedStates, scratch: ScratchSaver, now: StateReader, paths: TaskPathResolver, renaming: Renaming
 ) -> Callable[[], None]:
-    """Call it to learn from the checkpoints that were made since the last time. `now` reads their states."""
+    """A function that learns from the checkpoints made since its last call. `now` reads their states."""
 
     def learn() -> None:
         for found in _fresh(scratch):

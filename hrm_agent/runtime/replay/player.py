@@ -33,7 +33,7 @@ from langgraph.types import Command
 
 from hrm_agent.draws import record_draws
 from hrm_agent.errors import GraphError, HrmError
-from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME
+from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME, subgraphs_of
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.recorded_values import is_on_record
@@ -158,7 +158,7 @@ class ReplayRun:
         self._store, self._trajectory, self._graph = store, trajectory, graph
         self._saver: StoreSaver = store.checkpointer.allowing(graph)
         self._memory = RunMemory(graph, None, alone=True)
-        graphs = (graph, *(inner for _, inner in graph.get_subgraphs(recurse=True) if isinstance(inner, Pregel)))
+        graphs = (graph, *(inner for _, inner in subgraphs_of(graph)))
         channels = (entry for each in graphs for entry in each.channels.items())
         self._managed = frozenset(name for name, channel in channels if is_managed_value(channel))
         self._task_paths = self._saver.task_paths(trajectory.thread_id)
@@ -213,12 +213,12 @@ class ReplayRun:
         return replace(total, renamed_ids=self._renaming.count, not_compared=not_compared, **ignored)
 
     def _not_on_record(self) -> Iterator[str]:
-        """What the record does not hold at all, in words."""
+        """Parts of the run that are not on record, in words."""
         first = self._line[0]
         if first.parent_config is not None or first.metadata.get("source") == "loop":
             yield "what led to the oldest checkpoint, since no earlier one is on record"
-        for name, inner in self._graph.get_subgraphs(recurse=True):
-            if isinstance(getattr(inner, "checkpointer", None), BaseCheckpointSaver):
+        for name, inner in subgraphs_of(self._graph):
+            if isinstance(inner.checkpointer, BaseCheckpointSaver):
                 yield f"the steps of subgraph {name}, which has a checkpointer of its own"
 
     async def continue_live(self, runner: EpisodeRunner, graph: str, thread: str | None) -> Trajectory:
@@ -464,7 +464,7 @@ class ReplayRun:
     ) -> bool:
         """Whether a subgraph or a task of the functional API ran in a tool that was answered.
 
-        Earlier versions did not note that; then the time of the call tells it of a subgraph.
+        For records of earlier versions, which do not note that, the time of the call decides for a subgraph.
         """
         if any(paths.is_within(place, *what) for what in answers.not_run):
             return True

@@ -89,7 +89,7 @@ class RecordedAnswers:
     given_tools: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     """Tool calls given out, by the id that their records would have now."""
     not_run: set[tuple[str, GraphIdentity, int]] = field(default_factory=set[tuple[str, GraphIdentity, int]])
-    """What tools ran that were answered: `subgraphs` or `tasks`, the task around the tool, and which of it."""
+    """Runs within answered tools: `subgraphs` or `tasks`, the task around the tool, and the number within that task."""
     loosely: RequestMatch | None = None
     """Finds an answer to a request that is not on record word for word; None: there is none."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -254,7 +254,7 @@ class ReplayRecording(Recording):
             return again or self._answers.take_tool_call(asked, started) or self._stop(asked)
 
     def run_again(self, started: ToolCall, lost: str = "") -> None:
-        """An effect that is listed, where the record does not hold all of the call; else it is none on record."""
+        """List an effect if the record does not hold all of the call; else the call counts as not on record."""
         if not lost:
             self._stop(UnrecordedRequest(started.identity, self._places.of(started.identity), tool_call=started))
         note_effect(Effect(started.identity.node, f"runs the tool {started.name!r} again: {lost}"))
@@ -357,9 +357,9 @@ def recorded_answers(
     paths: TaskPathResolver,
     loosely: RequestMatch | None = None,
 ) -> RecordedAnswers:
-    """The answers of the steps that began at the checkpoints `steps`. Old records do not tell of subgraphs.
+    """The answers of the steps that began at the checkpoints `steps`. Old records do not name those of subgraphs.
 
-    `calls`: those that failed among them, anywhere. One that a resume asked again is not given out.
+    `calls` include failed ones, in any order. A failed call that a resume asked again is left out.
     """
 
     def within(identity: GraphIdentity) -> bool:
@@ -375,7 +375,7 @@ def recorded_answers(
 
 
 def _in_order(calls: Sequence[Call]) -> list[Call]:
-    """Each failed call before those of its task that were made after it: its index was free again."""
+    """Insert each failed call before the calls of its task that were made after it under its index or higher."""
     again = {call.instead_of for call in calls}
     found = [call for call in calls if call.error is None]
     for failed in reversed([call for call in calls if call.error is not None and call.id not in again]):

@@ -20,7 +20,7 @@ class RecordedDraws:
         self._left = [(paths.of(found.identity), found) for found in records if found.identity.step in steps]
         self._given: dict[tuple[str, int], TaskDraws | None] = {}
         self.missed = False
-        """A task drew something, and nothing is on record of it."""
+        """Whether a task drew something that is not on record."""
         self._lock = threading.Lock()
 
     def of(self, identity: GraphIdentity, place: TaskPath) -> TaskDraws | None:

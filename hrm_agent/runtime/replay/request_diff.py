@@ -35,7 +35,7 @@ _DRAWN = re.compile(
     rf"|(?:{_NAMES.replace(' ', '|')})(?:day)?|(?:{_MONTHS.replace(' ', '|')}|nov(?:ember)?|dec(?:ember)?)|[ap]m)\b"
     r"|\b(?=[0-9a-f]*\d)[0-9a-f]{6,}\b|\d+(?:\.\d+)?(?:e-?\d+)?",
 )
-"""What is another each time that it is drawn."""
+"""Texts that differ each time that they are drawn."""
 
 
 def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | ToolCall | None) -> list[str]:
@@ -58,9 +58,9 @@ def request_diff(store: RunStore, asked: UnrecordedRequest, nearest: Call | Tool
 
 
 def looks_drawn(lines: Sequence[str]) -> bool:
-    """Whether a diff's first lines that differ do so only in numbers, names of days and months, or ids in hexadecimal.
+    """Whether the first lines of a diff differ only in numbers, names of days and months, or hexadecimal ids.
 
-    So do prompts with the time in them, and all else that a node takes from the clock, `uuid` and `random`.
+    So do values that a node takes from the clock, `uuid` and `random`, such as a time in a prompt.
     """
     changed = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
     old, new = ([line[1:] for line in changed if line.startswith(sign)] for sign in "-+")

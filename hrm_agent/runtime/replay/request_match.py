@@ -88,7 +88,7 @@ class RequestMatch:
         return renamed.model_copy(update=changes)
 
     def _effect(self, effect: dict[str, Any]) -> dict[str, Any]:
-        """With the ids of now; but for answers, which are given as they are on record."""
+        """Rename ids in an effect to the current ones, except in answers, which stay as recorded."""
         packed = (name for name in effect if name != "answer" and isinstance(effect[name], dict))
         return effect | {name: edit_packed(effect[name], self._renaming.as_now) for name in packed}
 

@@ -17,11 +17,11 @@ class ReplayVerdict(StrEnum):
     """What a replay came to."""
 
     EQUAL = "equal"
-    """All requests are on record, and each compared state, task and write is the recorded one."""
+    """All requests are on record, and all compared states, tasks and writes are equal."""
     ASKS = "asks"
     """The graph asks a model or a tool something that is not on record."""
     DIFFERS = "differs"
-    """It asks nothing new, and does or ends otherwise."""
+    """All requests are on record; a state, a task, a write or the end differs."""
     REFUSED = "refused"
     """A node was about to do something outside of the record, and the replay was to refuse that."""
 
@@ -59,7 +59,7 @@ class Replay:
     writes: int = 0
     """Number of writes compared, questions to a person among them."""
     not_compared: tuple[str, ...] = ()
-    """What is on record and was not compared, in words."""
+    """Recorded things that were not compared, in words."""
     renamed_ids: int = 0
     """Generated ids that are others than they were, one to one (`hrm_agent.runtime.replay.renaming`)."""
     ignored: tuple[str, ...] = ()
@@ -76,13 +76,13 @@ class Replay:
     """How the last states differ: the recorded one, then the replayed one. Where they are equal, the first difference
     on the way there."""
     on_the_way: bool = False
-    """`changes` is such a difference."""
+    """Whether `changes` is a difference on the way."""
     ended: str = ""
     """How it ended, where that differs: what it raised, or what was expected of it."""
     effects: tuple[Effect, ...] = ()
     """What nodes did again outside of the record, as far as it was seen; what was refused, under `REFUSED`."""
     drawn: bool = False
-    """A node took a time, an id or a random number of which the record has nothing."""
+    """Whether a node drew a time, an id or a random number that is not on record."""
     live: Trajectory | None = None
     """The run that went on from here with a policy."""
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
-from hrm_agent.langgraph_format import PULL, PUSH, SENDS, namespace_parts, task_id_of
+from hrm_agent.langgraph_format import PULL, PUSH, SENDS, namespace_parts, subgraphs_of, task_id_of
 from hrm_agent.trajectory import GraphIdentity
 
 __all__ = ["PathStep", "TaskPath", "TaskPathResolver", "in_words", "without_steps"]
 
 
 _FUNCTIONAL = f"~{PUSH}, ~"
-"""Begin of the name that LangGraph gives a task of the functional API: its caller's, and which of its calls it is."""
+"""Prefix of LangGraph's name of a task of the functional API, before its caller and number."""
 
 
 class PathStep(NamedTuple):
@@ -62,14 +62,12 @@ class TaskPathResolver:
         graph: Pregel[Any, Any, Any, Any],
         paths: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """`paths`: what LangGraph calls a task that has written, by its id: it tells tasks of the functional API apart;
-        empty where that is not known.
+        """`paths`: LangGraph's name of a task that has written, by its id; empty if unknown. It tells tasks of the
+        functional API apart.
         """
         self._saver, self._thread_id, self._paths = saver, thread_id, paths
-        subgraphs = [graph, *(found for _, found in graph.get_subgraphs(recurse=True) if isinstance(found, Pregel))]
-        self._triggers = {
-            (name, tuple(sorted(node.triggers))) for found in subgraphs for name, node in found.nodes.items()
-        }
+        graphs = (graph, *(inner for _, inner in subgraphs_of(graph)))
+        self._triggers = {(name, tuple(sorted(node.triggers))) for each in graphs for name, node in each.nodes.items()}
         self._checkpoints: dict[tuple[str, str], CheckpointTuple | None] = {}
 
     def of(self, identity: GraphIdentity) -> TaskPath:

@@ -46,10 +46,10 @@ class Chats:
     ) -> None:
         """Loads the graphs: a request names one of them and never code. Raises GraphError.
 
-        `context`: options of the graphs that a request is run with unless it names its own; of these limits lower ones.
-        Raises ConfigError for one that no graph knows. `configurable`: what every graph, and its factory, is given as
-        `config["configurable"]`; a request names none of it, since the names of models, keys and addresses stand there.
-        `keep`: called with each run before it is recorded, to save its options.
+        `context`: options of the graphs, unless a request names its own; a request can only lower limits. Raises
+        ConfigError for an option that no graph knows. `configurable`: `config["configurable"]` of every graph and
+        factory; no request can set it, since it holds names of models, keys and addresses. `keep`: called with each run
+        before it is recorded, to save its options.
         """
         self._configurable = dict(configurable or {})
         self.graphs = {name: self._last_nodes(name) for name in graphs}

@@ -87,10 +87,10 @@ def fork(
     `edit`: an `Edit`, or new values by channel. `name`: of the group, and with `count` 1 of its thread; else its
     threads are `name/0`, `name/1` and so on. None: `THREAD/fork-1`, or the next free number. `joins`: makes a single
     fork a member of an existing group, instead of a group of its own. `seed`: base of the siblings' seeds; None draws
-    them from the system. `graph`, `task`, `context`, `verify`, `policy`: as for an episode, None: those of the record;
-    `graph` is required if the
-    thread was made without a runner and is to be edited or run. `keep`: called with each episode before it is recorded,
-    to save its options first. Raises `RunError` and `ConfigError`, before anything is written.
+    them from the system. `graph`, `task`, `context`, `verify`, `policy`: as for an episode; None takes those of the
+    record. `graph` is required if the thread was made without a runner and is to be edited or run. `keep`: called with
+    each episode before it is recorded, to save its options. Raises `RunError` and `ConfigError`, before anything is
+    written.
     """
     if count < 1:
         raise ConfigError(f"{count} forks were asked for.", "Ask for 1 or more.")

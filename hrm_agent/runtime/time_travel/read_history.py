@@ -130,8 +130,8 @@ class HistoryReader:
         asked: Mapping[str, dict[str, str]],
         values: Callable[[Any], Mapping[str, Any]] = lambda _: {},
     ) -> None:
-        """`listed`: its checkpoints, oldest first. `asked`: what a graph says of them; see `_ask`. `values`: reads the
-        state at one of them; by itself the moments are left without.
+        """`listed`: its checkpoints, oldest first. `asked`: facts from the graph; see `_ask`. `values`: reads the state
+        at one of them; the default leaves states out.
         """
         self._thread_id, self._asked, self._values = thread_id, asked, values
         self._by_id = {_id(found): found for found in listed}
@@ -291,9 +291,6 @@ def _around(found: Found) -> str:
 
 
 def _innermost(namespace: str) -> tuple[str, str]:
-    """Node and task id of the innermost task: a node's second subgraph has a number behind it.
-
-    A subgraph that keeps its state between runs has no task id.
-    """
+    """Node and task id of the innermost task; the id is empty for a subgraph that keeps its state between runs."""
     part = next(part for part in reversed(namespace_parts(namespace)) if not part.is_number)
     return part.node, part.task_id

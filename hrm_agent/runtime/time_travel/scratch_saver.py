@@ -1,7 +1,6 @@
-"""The memory that a replay runs on, and an edit is tried in: it begins with one stored checkpoint.
+"""Checkpointer in memory on which a replay runs and edits are tried. It begins with one stored checkpoint.
 
-A replay is stopped where it ends. Subgraphs that keep their state between runs (`compile(checkpointer=True)`) begin
-with what they knew then.
+Subgraphs that keep their state between runs (`compile(checkpointer=True)`) begin with their state at that time.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class ScratchSaver(InMemorySaver):
             self._task_paths[task_id] = task_path
 
     def task_path(self, task_id: str) -> str:
-        """What LangGraph calls a task that has written."""
+        """LangGraph's name of a task that has written."""
         return self._task_paths.get(task_id, "")
 
     def get_next_version(self, current: Any, channel: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -89,7 +88,7 @@ class ScratchSaver(InMemorySaver):
     def questions(self) -> Iterator[tuple[str, str, str, Interrupt, int]]:
         """Namespace, checkpoint and task of each `interrupt()` that waits, and how many that task had answered.
 
-        A question of a subgraph, or of a task that a task called, stands at all tasks around it too; it is answered
+        A nested question, of a subgraph or of a called task, is stored with all tasks around it, too. It is answered
         where it was asked.
         """
         innermost: dict[str, tuple[str, str, str, Interrupt, int]] = {}
@@ -107,5 +106,5 @@ class ScratchSaver(InMemorySaver):
         yield from innermost.values()
 
     def _depth(self, namespace: str, task_id: str) -> tuple[int, int]:
-        """Greater for what is within."""
+        """Sort key that is greater for a nested task."""
         return len(namespace), len(self.task_path(task_id))

@@ -187,7 +187,7 @@ def _has_reducer(graph: Graph, name: str) -> bool:
 
 
 def _as_held(graph: Graph, name: str, value: Any) -> Any:
-    """A value as a checkpoint holds it."""
+    """Convert a value to the form in a checkpoint."""
     return snapshot_of(value) if isinstance(graph.channels[name], DeltaChannel) else value
 
 
