@@ -25,6 +25,7 @@ from langgraph.types import Command
 
 from hrm_agent.langgraph_format import types_of_schemas
 from hrm_agent.trajectory import Journal
+from hrm_agent.unicode import text_of
 
 __all__ = ["OutputCodec", "edit_packed", "is_answer", "pack_error", "raised", "why_lost"]
 
@@ -78,14 +79,14 @@ def _packed(serializer: JsonPlusSerializer, value: Any) -> dict[str, Any]:
             return {"packed": [kind, base64.b64encode(data).decode("ascii")]}
         reason = "it comes back as another value"
     except Exception as error:  # whatever a foreign object does when it is serialised
-        reason = str(error) or type(error).__name__
+        reason = text_of(error) or type(error).__name__
     return {"lost": type(value).__qualname__, "reason": reason[:_MOST_REASON]}
 
 
 def pack_error(error: Exception) -> dict[str, Any]:
     """`ToolCall.output` of what a tool raised."""
     kind = type(error)
-    return {"raised": {"module": kind.__module__, "type": kind.__qualname__, "message": str(error)}}
+    return {"raised": {"module": kind.__module__, "type": kind.__qualname__, "message": text_of(error)}}
 
 
 def is_answer(output: Mapping[str, Any] | None) -> bool:
