@@ -24,14 +24,17 @@ not get in each other's way. Installed once per process, when the first recordin
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import json
+import logging
 import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from types import FrameType
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, FrameType
 from typing import Any, TypeVar, cast
 
 from langchain_core.runnables.config import var_child_runnable_config
@@ -52,6 +55,7 @@ _FRAMEWORK = frozenset(
 _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _urandom = os.urandom
 _seed = random.Random.seed
+_log = logging.getLogger("hrm_agent.record")
 _resolving = threading.local()
 """Its `now` is True in a thread that looks for its task: what that itself draws belongs to nobody."""
 
@@ -195,8 +199,26 @@ def _route_random() -> None:
 # the clock
 
 
+def _replaced_clocks() -> Iterator[str]:
+    """Those of the functions that time-machine exchanges which are no longer C's."""
+    of_time = ("clock_gettime", "clock_gettime_ns", "gmtime", "localtime", "strftime", "time", "time_ns")
+    for holder, names in ((time, of_time), (dt.datetime, ("now", "utcnow"))):
+        for name in names:
+            if not isinstance(getattr(holder, name), BuiltinFunctionType):
+                yield f"{holder.__name__}.{name}"
+
+
 def _route_clock() -> None:
-    """By time-machine, whose destination is the task's own time, and for everybody else the present."""
+    """By time-machine, whose destination is the task's own time, and for everybody else the present.
+
+    It writes into the functions of C, so where a program has put others in their place the process would end there.
+    """
+    if replaced := [*_replaced_clocks()]:
+        _log.warning(
+            "The program has replaced %s: what nodes take from the clock is not recorded, and a replay takes it anew.",
+            ", ".join(replaced),
+        )
+        return
     import _time_machine
     import time_machine
 

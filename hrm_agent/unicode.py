@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["find_surrogate", "for_terminal", "replace_surrogates", "without_surrogates"]
+__all__ = ["find_surrogate", "for_terminal", "replace_surrogates", "text_of", "without_surrogates"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _COMMAND = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -26,6 +26,14 @@ def without_surrogates(text: str) -> str:
     if find_surrogate(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def text_of(value: object) -> str:
+    """`str(value)`, without lone surrogates. Never raises, as a program's own objects may."""
+    try:
+        return without_surrogates(str(value))
+    except Exception:
+        return f"<{type(value).__qualname__} without a text>"
 
 
 def replace_surrogates(text: str) -> str:

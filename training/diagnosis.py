@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hrm_agent.training.batch import NoGradient
 from hrm_agent.training.eligibility import error_of, failed_by_policy, fault_of
 from hrm_agent.training.metrics import Row
 from hrm_agent.trajectory import DropReason, RewardFault, RunStatus, StopReason, Trajectory
@@ -214,6 +215,13 @@ _CAUSES: tuple[_Cause, ...] = (
         lambda t: (
             f"{_share(['truncated'], t)} ended at a limit before they were done. Raise max_tokens, or the graph's "
             "turns, tokens or seconds (`show` says which limit it was), or teach shorter answers by `train sft`."
+        ),
+    ),
+    _Cause(
+        lambda t: _groups_are("groups_without_gradient")(t) and not any(t.of(f"select/{each}") for each in NoGradient),
+        lambda _: (
+            "The policy was asked for nothing, or each of its calls failed: `hrm-agent history` and `show` list the "
+            "calls that failed, also those that the graph caught, such as of a prompt that is too long for the policy."
         ),
     ),
     _Cause(

@@ -26,7 +26,7 @@ from hrm_agent.errors import HrmError, ModelError
 from hrm_agent.trajectory import Call
 from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.message_dump import message_dump
-from hrm_agent.unicode import find_surrogate, without_surrogates
+from hrm_agent.unicode import find_surrogate, text_of, without_surrogates
 
 __all__ = [
     "OWN_FACTS",
@@ -304,14 +304,7 @@ def pack_error(error: Exception) -> RaisedError:
     kinds = tuple(_name(kind) for kind in type(error).__mro__ if issubclass(kind, Exception))
     given: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
     arguments = given if all(map(_is_json, given)) else None
-    return RaisedError(kinds=kinds, message=_text(error), arguments=arguments, facts=dict(_facts(error)))
-
-
-def _text(error: Exception) -> str:
-    try:
-        return without_surrogates(str(error))
-    except Exception:
-        return ""
+    return RaisedError(kinds=kinds, message=text_of(error), arguments=arguments, facts=dict(_facts(error)))
 
 
 def _facts(error: Exception) -> Iterator[tuple[str, Any]]:
@@ -371,7 +364,7 @@ def _made(name: str, said: RaisedError, near: type) -> Exception | None:
         if kind is ValidationError:
             return ValidationError.from_exception_data(str(said.facts["title"]), said.facts["errors"])
         error = _with_facts(kind.__new__(kind, *_arguments(said)), said)
-        return error if name == said.kinds[0] and _text(error) == said.message else _stand_in(kind, said)
+        return error if name == said.kinds[0] and text_of(error) == said.message else _stand_in(kind, said)
     return None
 
 

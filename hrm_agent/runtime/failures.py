@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from hrm_agent.errors import HrmError, TemplateRefusalError, UnstorableError, place_of
 from hrm_agent.trajectory import RunStatus, StopReason, TurnEnd
-from hrm_agent.unicode import without_surrogates
+from hrm_agent.unicode import text_of
 
 __all__ = ["is_repeated", "may_follow_from_answers", "run_failed"]
 
@@ -79,7 +79,7 @@ def _is_of_a_machine(error: BaseException) -> bool:
     if package in _SERVICES:
         return not _was_asked_amiss(error)
     if package == "urllib" and isinstance(error, OSError):
-        return not (_is_refused(error) or "unknown url type" in str(error))
+        return not (_is_refused(error) or "unknown url type" in text_of(error))
     if isinstance(error, OSError):
         named = package == "builtins" and error.errno in _ERRNOS  # others number their errors in their own way
         return not (named or isinstance(error, _NAMES))
@@ -95,7 +95,7 @@ def _was_asked_amiss(error: Exception) -> bool:
         code = getattr(error, "sqlite_errorcode", None)  # one that was not raised by sqlite itself has none
         if code is not None:
             return code & 0xFF == sqlite3.SQLITE_ERROR
-        return not any(word in str(error).lower() for word in _SQLITE_AWAY)
+        return not any(word in text_of(error).lower() for word in _SQLITE_AWAY)
     names = {kind.__name__ for kind in type(error).__mro__}
     return (bool(names & _AMISS) and not names & _NOT_AMISS) or _is_refused(error)
 
@@ -119,5 +119,5 @@ def is_repeated(first: TurnEnd, second: TurnEnd) -> bool:
 
 def run_failed(error: Exception, reason: StopReason = StopReason.ERROR, answer: str | None = None) -> TurnEnd:
     """The end of a run in which `error` was raised."""
-    said = without_surrogates(str(error) if isinstance(error, HrmError) else f"{type(error).__name__}: {error}")
+    said = text_of(error) if isinstance(error, HrmError) else f"{type(error).__name__}: {text_of(error)}"
     return TurnEnd(status=RunStatus.FAILED, stop_reason=reason, error=said, error_at=place_of(error), answer=answer)

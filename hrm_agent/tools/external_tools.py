@@ -46,6 +46,7 @@ from hrm_agent.tools.record_call import (
 from hrm_agent.trajectory import Recording, ToolCall, ToolStatus, content_hash, open_recording
 from hrm_agent.trajectory.draws import while_answered
 from hrm_agent.trajectory.identity import graph_identity, in_graph
+from hrm_agent.unicode import text_of
 
 __all__ = ["record_external_tools", "recorded_by_caller"]
 
@@ -190,12 +191,12 @@ class _ExternalRun:
         if error is None:
             output = self.output
             failed = isinstance(output, ToolMessage) and output.status == "error"
-            content = output.text if isinstance(output, ToolMessage) else str(output)
+            content = output.text if isinstance(output, ToolMessage) else text_of(output)
             self._end(ToolStatus.ERROR if failed else ToolStatus.OK, content, self._codec.pack(output))
         elif isinstance(error, ToolFailure):
             return self._failed(error)
         elif isinstance(error, Exception) and not isinstance(error, (GraphBubbleUp, HrmError)):
-            self._end(ToolStatus.ERROR, f"{type(error).__name__}: {error}", pack_error(error))
+            self._end(ToolStatus.ERROR, f"{type(error).__name__}: {text_of(error)}", pack_error(error))
         return False
 
     def _failed(self, failure: ToolFailure) -> bool:

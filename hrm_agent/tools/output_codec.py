@@ -23,6 +23,7 @@ from hrm_agent.langgraph_format import types_of_schemas
 from hrm_agent.models import recorded_values
 from hrm_agent.trajectory import Journal
 from hrm_agent.trajectory.call_facts import RaisedError
+from hrm_agent.unicode import text_of
 
 __all__ = ["OutputCodec", "edit_packed", "is_answer", "pack_error", "raised", "why_lost"]
 
@@ -60,7 +61,7 @@ class OutputCodec:
         try:
             return {"packed": _quietly(lambda value: recorded_values.serialised(value, serializer), value)}
         except Exception as error:  # whatever a foreign object does when it is serialised
-            return {"lost": type(value).__qualname__, "reason": (str(error) or type(error).__name__)[:_MOST_REASON]}
+            return {"lost": type(value).__qualname__, "reason": (text_of(error) or type(error).__name__)[:_MOST_REASON]}
 
     def _serializer(self, types: frozenset[tuple[str, ...]]) -> JsonPlusSerializer:
         own = self._journal.serializer if self._journal is not None else None

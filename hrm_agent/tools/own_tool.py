@@ -21,6 +21,7 @@ from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.errors import HrmError, RetrievalError
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus
+from hrm_agent.unicode import text_of
 
 __all__ = ["LIMIT_REACHED", "own_tool"]
 
@@ -79,7 +80,7 @@ class _OwnTool(BaseTool):
             unread = isinstance(error, RetrievalError)  # an index of ours is gone or locked, which ends no run
             if isinstance(error, HrmError) and not unread:
                 raise
-            failure = error if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
+            failure = error if isinstance(error, ToolFailure) else f"{type(error).__name__}: {text_of(error)}"
             status = getattr(failure, "status", ToolStatus.INFRASTRUCTURE if unread else ToolStatus.ERROR)
             if limit.expired():
                 failure, status = f"TimeoutError: no answer within {self.seconds:g} s", ToolStatus.TIMEOUT

@@ -37,6 +37,7 @@ from hrm_agent.trajectory import (
     tool_record_id,
 )
 from hrm_agent.trajectory.identity import graph_identity
+from hrm_agent.unicode import text_of
 
 __all__ = [
     "ToolOutcome",
@@ -217,5 +218,5 @@ async def _shielded(execute: Callable[[], Awaitable[ToolOutcome]]) -> ToolOutcom
     except (GraphBubbleUp, HrmError):
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {text_of(error)}"
         return ToolOutcome(ToolStatus.INFRASTRUCTURE, "The tool could not be run.", stderr=reason)

@@ -160,6 +160,9 @@ class Hidden(BaseModel):
 class Opaque:
     n = 3
 
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
 
 @tool
 def lists(x: int) -> list[ResearchComplete] | None:

@@ -21,6 +21,7 @@ def row(**counts: Any) -> dict[str, Any]:
     groups = ("equal_rewards", "too_small", "failed", "without_gradient")
     given = {f"rollout/{name}": float(counts.get(name, 0.0)) for name in names}
     given |= {f"select/groups_{name}": float(counts.get(name, 0.0)) for name in groups}
+    given["select/greedy_calls"] = float(counts.get("greedy_calls", 0.0))
     return {"step": 0, "stepped": 0.0, "rollout/count": 16.0, "select/groups_rejected": 1.0, **given, "errors": ERROR}
 
 
@@ -40,7 +41,8 @@ def row(**counts: Any) -> dict[str, Any]:
         ),
         ({"truncated": 1.0, "equal_rewards": 2}, "16 of 16 rollouts ended at a limit before they were done. Raise max"),
         ({"truncated": 0.25, "equal_rewards": 2}, "Almost no answer was right: take easier tasks"),
-        ({"without_gradient": 2, "correct": 0.5}, "Sample with temperatures above 0"),
+        ({"without_gradient": 2, "greedy_calls": 9, "correct": 0.5}, "Sample with temperatures above 0"),
+        ({"without_gradient": 2, "correct": 0.5}, "The policy was asked for nothing, or each of its calls failed"),
         ({"equal_rewards": 2, "correct": 1.0}, "Almost every answer was right: take harder tasks."),
         ({"equal_rewards": 2, "correct": 0.5}, "Raise group_size"),
     ],

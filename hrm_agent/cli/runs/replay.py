@@ -35,6 +35,10 @@ __all__ = ["in_words", "run"]
 
 _MOST_SHOWN = 20
 """So many ignored differences are listed."""
+_OTHER_SOURCES = (
+    "`hrm_agent.draws.drawn` records what it is given, from `secrets`, `os.urandom`, numpy or a monotonic clock; one "
+    "PYTHONHASHSEED for the run and its replay keeps the order of sets."
+)
 
 
 def run(words: list[str]) -> int:
@@ -202,13 +206,14 @@ def _how_to_record_draws(store: RunStore, trajectory: Trajectory) -> str:
     looks = "The difference may be a time, an id or a random number that a node took anew"
     if trajectory.task.family == RECORDED and not store.journal.draws_of(trajectory):
         return (
-            f"{looks}: the program was recorded without them. Record the next one with them, "
-            "`hrm-agent record --draws -- COMMAND` (or HRM_AGENT_DRAWS=1, or record(..., draws=True)). For this one, "
-            "--ignore leaves a part out, such as request.messages[0].content."
+            f"{looks}: none is on record. Record the next run with them, `hrm-agent record --draws -- COMMAND` (or "
+            "HRM_AGENT_DRAWS=1, or record(..., draws=True)). Where that was done, it is from a source that is not "
+            f"recorded by itself: {_OTHER_SOURCES} For this run, --ignore leaves a part out, such as "
+            "request.messages[0].content."
         )
     return (
-        f"{looks}, from a source that is not recorded by itself. Take it by `hrm_agent.draws.drawn`, or leave it out "
-        "by --ignore, such as request.messages[0].content."
+        f"{looks}, from a source that is not recorded by itself: {_OTHER_SOURCES} Or leave it out by --ignore, such as "
+        "request.messages[0].content."
     )
 
 

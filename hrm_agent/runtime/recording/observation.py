@@ -26,6 +26,7 @@ from hrm_agent.errors import StoreError, UnstorableError
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.store.saver import StoreSaver
 from hrm_agent.trajectory import Call, Journal, MemoryJournal, Recording
+from hrm_agent.unicode import text_of
 
 __all__ = ["Losses", "MirroredSaver", "Observation", "ObservedThread"]
 
@@ -41,7 +42,7 @@ class Losses:
         """The store could not be written. It is not tried again before the end, since each try may wait for a lock."""
 
     def __call__(self, error: BaseException) -> None:
-        self.first = self.first or f"{type(error).__name__}: {error}"
+        self.first = self.first or f"{type(error).__name__}: {text_of(error)}"
         self.store_is_away |= isinstance(error, StoreError) and not isinstance(error, UnstorableError)
         self._tell(error)
 

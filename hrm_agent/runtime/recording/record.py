@@ -11,6 +11,8 @@ and LangGraph give it. A plain `ThreadPoolExecutor.submit` or `threading.Thread`
 under `contextvars.copy_context().run`, or by a block of its own. So a server whose requests have blocks of their own
 keeps them apart, and one that opens a block around its start has them all. Blocks on one path share one store.
 `async with` does the same, and so does `@record("runs/x.db")` over a function.
+A generator has no context of its own: a block that is open at its `yield` holds for its caller, and not for its next
+step in another thread.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
@@ -34,7 +36,8 @@ __all__ = ["RecordingBlock", "current_recorder", "record", "record_process"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_own: ContextVar[Recorder | None] = ContextVar("hrm_agent_recorder", default=None)
+_own: ContextVar[tuple[Recorder, ...]] = ContextVar("hrm_agent_recorder", default=())
+"""Those of the blocks around this code, the innermost last; a task may outlive the inner ones."""
 _lock = threading.RLock()
 _open: list[tuple[str, Recorder]] = []
 """Of every block that is open its place and its recorder, in the order in which they were opened."""
@@ -43,10 +46,10 @@ _of_process: Recorder | None = None
 
 
 def current_recorder() -> Recorder | None:
-    """Recorder of the block around this code, else of the process."""
-    own = _own.get()
-    if own is not None and not own.closed:
-        return own
+    """Recorder of the innermost open block around this code, else of the process."""
+    for own in reversed(_own.get()):
+        if not own.closed:
+            return own
     return _of_process
 
 
@@ -79,7 +82,7 @@ class RecordingBlock:
 
     def __init__(self, where: str | Path, options: dict[str, Any]) -> None:
         self._where, self._options = where, options
-        self._entered: list[tuple[str, Recorder, Token[Recorder | None]]] = []
+        self._entered: list[tuple[str, Recorder]] = []
 
     def __enter__(self) -> Self:
         place = str(self._where) if "://" in str(self._where) else str(Path(self._where).resolve())
@@ -88,17 +91,18 @@ class RecordingBlock:
             recorder = shared or Recorder(place, **self._options)
             _open.append((place, recorder))
         intercept(current_recorder)
-        self._entered.append((place, recorder, _own.set(recorder)))
+        _own.set((*_own.get(), recorder))
+        self._entered.append((place, recorder))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        place, recorder, token = self._entered.pop()
-        try:
-            _own.reset(token)
-        except ValueError:  # left in another context than it was entered in, as by a notebook's cells
-            _own.set(None)
+        place, recorder = self._entered.pop()
+        around = [*_own.get()]
+        if recorder in around:  # else it is left in another context than it was entered in, as by a notebook's cells
+            del around[len(around) - 1 - around[::-1].index(recorder)]
+            _own.set(tuple(around))
         with _lock:
             _open.remove((place, recorder))
             if all(opened is not recorder for _, opened in _open):
@@ -114,6 +118,11 @@ class RecordingBlock:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         where, options = self._where, self._options
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"A record block over the generator {function.__name__!r} would end before its first step. Open it "
+                "inside, around each invocation of a graph, or around the code that runs the generator to its end."
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

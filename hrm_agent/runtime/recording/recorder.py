@@ -52,6 +52,7 @@ from hrm_agent.trajectory import (
     TurnEnd,
     content_hash,
 )
+from hrm_agent.unicode import text_of
 
 __all__ = ["Recorder"]
 
@@ -331,7 +332,7 @@ class Recorder:
         """Say once what is not on record."""
         if self.closed:
             return
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {text_of(error)}"
         with self._lock:
             if said in self._told or len(self._told) > 100:
                 return

@@ -77,3 +77,27 @@ def test_a_replay_that_differs_by_what_a_node_drew_says_how_to_record_it(
     assert "took anew" not in capsys.readouterr().out
     assert main(["replay", "--check", "x.db"]) == 1
     assert ("HRM_AGENT_DRAWS=1" in capsys.readouterr().out) is not bool(draws)
+
+
+REPLACED = """
+import time
+from langchain_core.messages import HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from hrm_agent import record
+
+clock = time.time
+time.time = lambda: clock() + 3600
+graph = StateGraph(MessagesState).add_node("ask", lambda _: {"messages": [HumanMessage(str(time.time()))]})
+with record("x.db", draws=True):
+    print(graph.add_edge(START, "ask").compile().invoke({"messages": []})["messages"][-1].text)
+"""
+
+
+def test_a_program_that_has_replaced_its_clock_keeps_it(tmp_path: Path) -> None:
+    """As freezegun does, or a test; the clock is exchanged in C, and a function of Python there ended the process."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    ran = subprocess.run(
+        [sys.executable, "-c", REPLACED], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) > 1e9 and "The program has replaced time.time:" in ran.stderr

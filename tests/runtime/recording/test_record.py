@@ -194,6 +194,37 @@ def test_blocks_on_one_path_share_a_store_and_a_function_may_be_one(where: Path)
     assert [t.task.prompt for t in recorded(where)] == ["inner", "async", "inner"]
 
 
+async def _async_steps() -> Any:
+    yield
+
+
+async def test_blocks_that_end_in_another_order_leave_the_ones_around_them_in_force(tmp_path: Path) -> None:
+    with record(tmp_path / "around.db"):
+        around = current_recorder()
+        shared, ended = record(tmp_path / "shared.db"), asyncio.Event()
+
+        async def task(pause: float) -> Any:
+            async with shared:
+                await asyncio.sleep(pause)
+            return current_recorder()
+
+        async def outlives() -> Any:
+            await ended.wait()
+            return current_recorder()
+
+        assert await asyncio.gather(*map(task, (0.02, 0.01, 0.0))) == [around] * 3
+        with record(tmp_path / "inner.db"):
+            late = asyncio.create_task(outlives())
+        ended.set()
+        assert await late is around
+
+
+@pytest.mark.parametrize("steps", [lambda: (yield), _async_steps])
+def test_a_block_over_a_generator_is_refused(steps: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="before its first step"):
+        record(tmp_path / "x.db")(steps)
+
+
 def test_two_paths_in_two_threads_each_keep_their_own(where: Path, tmp_path: Path) -> None:
     both = threading.Barrier(2)
 
