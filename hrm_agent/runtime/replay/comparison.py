@@ -141,13 +141,19 @@ class SegmentComparison:
                 tasks = sum(bool(place[-1].node) or writes.is_functional for writes in recorded)  # an edit is none
                 self._lone(place, len(recorded) if over else tasks, len(there), step, over=over)
                 continue
-            for old, new in zip(recorded, there, strict=True):
+            for old, new in zip(self._in_order(recorded), self._in_order(there), strict=True):
                 if over or (old.channels and new.channels):
                     self._same_writes(place, old, new, step)
                 elif old.channels:
                     self._left[_LEFT] += 1
         for place, there in now.items() if over else ():
             self._lone(place, 0, len(there), step, over=True)
+
+    def _in_order(self, tasks: list[TaskWrites]) -> list[TaskWrites]:
+        """Tasks that share a place by what they wrote: LangGraph's ids of them are others in each run."""
+        if len(tasks) == 1:
+            return tasks
+        return sorted(tasks, key=lambda task: [self._serializer.dumps_typed(value)[1] for _, value in task.channels])
 
     def _lone(self, place: TaskPath, recorded: int, now: int, step: int, *, over: bool) -> None:
         """Tasks that wrote on record and not now, or the other way round."""
