@@ -234,7 +234,8 @@ class _Checkpointed(Protocol):
 
 def unstored_channels(found: _Checkpointed) -> list[str]:
     """Names of written channels whose value is not in the checkpoint but folded from the writes of ancestors."""
-    held, versions = found.checkpoint["channel_values"], found.checkpoint["channel_versions"]
+    held = found.checkpoint["channel_values"]
+    versions = found.checkpoint["channel_versions"]
     return [name for name in deltas_of(found.metadata) if name in versions and name not in held]
 
 

@@ -366,7 +366,8 @@ class _Kept:
 
     def _last(self) -> AIMessageChunk:
         """The last chunk, when the whole answer is on record."""
-        newest, whole = self._chunks[-1], self._sum(self._chunks)
+        newest = self._chunks[-1]
+        whole = self._sum(self._chunks)
         if whole is None:
             return newest
         recorded = self._question.close(whole.model_copy(update={"response_metadata": self._said}))
@@ -374,7 +375,7 @@ class _Kept:
         return newest.model_copy(update={"response_metadata": {**newest.response_metadata, **added}})
 
     def _sum(self, chunks: Sequence[AIMessageChunk]) -> AIMessageChunk | None:
-        """Sum of the chunks; None if there are none, or they cannot be added."""
+        """Sum of the chunks (None: there are no chunks, or they cannot be added)."""
         try:
             return functools.reduce(lambda before, chunk: before + chunk, chunks) if chunks else None
         except Exception as error:

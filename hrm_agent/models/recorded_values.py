@@ -71,7 +71,8 @@ class _Gone(Exception):
 
 def pack_answer(message: AIMessage) -> PackedAnswer:
     """An answer in stored form. Never raises: what cannot be stored is named in `lost`."""
-    own, odd = type(message) is not AIMessage, odd_fields(message)
+    own = type(message) is not AIMessage
+    odd = odd_fields(message)
     if not odd and not own:
         return PackedAnswer(message.model_dump(mode="json"), None, None)
     lost: list[str] = []
@@ -221,7 +222,8 @@ def _unpacked(tree: Any) -> Any:
 
 
 def _read_model(named: Mapping[str, Any]) -> Any:
-    fields, kind = _without_gone(named["value"]), _loaded(named["class"])
+    fields = _without_gone(named["value"])
+    kind = _loaded(named["class"])
     if kind is None or not issubclass(kind, BaseModel):
         return fields
     return kind.model_construct(_fields_set=set(named["set"]), **fields)

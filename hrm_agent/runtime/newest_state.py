@@ -20,7 +20,9 @@ def newest_state(store: RunStore, thread: str, graph: str) -> Mapping[str, Any] 
     plain types and of the types that the store was opened with. Raises `StoreError` for a value of another type, and
     `GraphError` for one that only the graph's code could make (of a `DeltaChannel`).
     """
-    saver, compiled, gone = store.checkpointer, None, ""
+    saver = store.checkpointer
+    compiled = None
+    gone = ""
     try:
         compiled = load_graph(graph)
         saver = saver.allowing(compiled)

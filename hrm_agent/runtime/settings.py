@@ -52,7 +52,7 @@ class RunnerOptions(TypedDict, total=False):
 
 
 def holds_none(value: Any) -> bool:
-    """Whether a value contains None, at any depth."""
+    """Check for None in a value, at any depth."""
     if isinstance(value, Mapping):
         return any(map(holds_none, cast("Mapping[Any, Any]", value).values()))
     return any(map(holds_none, cast("list[Any]", value))) if isinstance(value, (list, tuple)) else value is None

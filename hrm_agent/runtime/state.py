@@ -35,7 +35,7 @@ class Unbuilt(NamedTuple):
     """Parts of a channel's value that LangGraph folds from writes, if the graph is not available."""
 
     snapshot: Any
-    """The newest value on record; None if there is none."""
+    """The newest recorded value (None: no value is recorded)."""
     writes: tuple[Any, ...]
     """Later writes, in order."""
 
@@ -94,7 +94,8 @@ class StateReader:
         namespace = str(found.config.get("configurable", {}).get("checkpoint_ns") or "")
         if not namespace:
             return {} if self._graph is None else self._graph.channels
-        names, wanted = set(found.checkpoint["channel_versions"]), named_nodes(namespace)
+        names = set(found.checkpoint["channel_versions"])
+        wanted = named_nodes(namespace)
         fits = {
             (nodes == wanted, names <= set(graph.channels)): graph.channels for nodes, graph in reversed(self._inner())
         }

@@ -47,7 +47,8 @@ stands deeper in Python's stack than the writer did."""
 _SCALARS = frozenset({str, int, float, bool, NoneType})
 _NUMBERS = _SCALARS - {str}
 _packed = partial(ormsgpack.packb, option=EXACT)
-_fields_of, _more_of = attrgetter("__dict__"), attrgetter("__pydantic_extra__")
+_fields_of = attrgetter("__dict__")
+_more_of = attrgetter("__pydantic_extra__")
 _SOUND: dict[type[BaseMessage], str] = {
     HumanMessage: "human",
     SystemMessage: "system",

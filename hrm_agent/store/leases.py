@@ -197,7 +197,8 @@ class Leases:
                 if taken is not None and time.monotonic() < max(taken.at, self._renewed_at) + LEASE_SECONDS:
                     return taken
                 others = coming.ask_for(thread_id)
-        generation, now = self._database.held.generation, time.monotonic()
+        generation = self._database.held.generation
+        now = time.monotonic()
 
         def acquire(cursor: WriteCursor) -> tuple[tuple[int, bool] | RunError, dict[str, int]]:
             found = self._acquire(cursor, key, thread_id, doing)

@@ -53,7 +53,7 @@ class Written(NamedTuple):
     """Parts of a channel's value, which only the graph's reducer could fold; the graph is not loaded."""
 
     snapshot: Any
-    """The newest value on record; None if there is none."""
+    """The newest recorded value (None: no value is recorded)."""
     writes: list[Any]
     """Later writes, in order."""
 

@@ -309,7 +309,7 @@ def _made_of(value: Any) -> dict[str, Any]:
 
 
 def _is_all_attributes(cls: type) -> bool:
-    """Whether attributes determine the objects of a class: it is written in Python, without an own equality."""
+    """Whether a class is written in Python and defines no equality: its objects are compared by their attributes."""
     in_python = all(each.__flags__ & _HEAP_TYPE for each in cls.__mro__ if each is not object)
     return in_python and cls.__eq__ is object.__eq__
 

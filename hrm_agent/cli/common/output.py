@@ -96,7 +96,8 @@ class Output:
         table = Table(title=for_terminal(title) or None, title_justify="left", box=None, pad_edge=False)
         table.header_style = "bold"
         if sum(widths) + _GAP * (len(widths) - 1) > console.width:
-            shown, widths = _stacked(shown), []
+            shown = _stacked(shown)
+            widths = []
             table.show_header = False
         for n, column in enumerate(shown[0]):
             table.add_column(column, overflow="fold", width=widths[n] if widths else None)

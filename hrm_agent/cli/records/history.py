@@ -42,7 +42,7 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     limit = arguments.limit if arguments.limit is not None or arguments.json else _ROWS
     if limit is not None and limit < 0:
-        raise ConfigError(f"--limit {limit} is no number of rows.", f"0 or more: --limit {_ROWS}.")
+        raise ConfigError(f"--limit {limit} is invalid: it counts rows.", f"0 or more: --limit {_ROWS}.")
     with existing_store(arguments.store, allowed_names(arguments)) as store:
         if arguments.thread is None:
             return _list_runs(output, store, arguments.run, limit)

@@ -94,9 +94,11 @@ def _verify(words: list[str]) -> int:
             found = list(islice(verify(store, types, count), _SHOWN_FINDINGS))
             loose = 0 if found else count_loose_values(store)
     except StoreDamagedError as error:  # so much that it cannot even be opened
-        found, loose = [error.message], 0
+        found = [error.message]
+        loose = 0
     cut = len(found) == _SHOWN_FINDINGS
-    made, refused = len(count.made), len(count.refused)
+    made = len(count.made)
+    refused = len(count.refused)
     told = ({"more": True} if cut else {}) | ({"unreferenced_values": loose} if loose else {})
     values = {"read": made, "refused": refused}
     output.result({"sound": not found, "findings": found, "values": values, **told})
@@ -195,7 +197,8 @@ def _vacuum(words: list[str]) -> int:
     with existing_store(arguments.store, writes=True) as store:
         before = store.database.size()
         store.database.write(forget_unused_leases)
-        kept, freed = "", 0
+        kept = ""
+        freed = 0
         try:
             freed = collect_values(store)
         except StoreError as error:

@@ -293,7 +293,10 @@ def _refuse_thread(where: str) -> None:
 
 def _check(arguments: Any, output: Output) -> int:
     _refuse_thread(arguments.check)
-    checked, rows, run_id, drawn = 0, list[dict[str, Any]](), arguments.run, ""
+    checked = 0
+    rows = list[dict[str, Any]]()
+    run_id = arguments.run
+    drawn = ""
     again: dict[Effect, None] = {}
     ignored: dict[str, None] = {}
     unmatched, renamed = {path.text for path in arguments.ignore}, 0

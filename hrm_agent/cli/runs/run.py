@@ -171,7 +171,8 @@ def refuse_unkept_options(
 
 def refuse_other_options(store: RunStore, thread: str, config: RunConfig, changed: Collection[str] = ()) -> None:
     """Raises `RunError` if options differ from those that the thread was begun with, except `changed` ones."""
-    kept, free = kept_options(store, thread), FREE_ON_RESUME | {*changed}
+    kept = kept_options(store, thread)
+    free = FREE_ON_RESUME | {*changed}
     if kept is not None and (changes := changed_keys(config, kept, f"of thread {thread!r}", free)):
         raise RunError(
             f"Thread {thread!r} was started with another configuration ({changes}).",

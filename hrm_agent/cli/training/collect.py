@@ -100,7 +100,8 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
         load_rubric(config.rewards)  # before anything is run: one that does not import scores nothing
     elif command == "eval":
         refuse_unscored(tasks, config.tasks)
-    correct, began = 0, time.time()
+    correct = 0
+    began = time.time()
     with alone_in(folder), progress(command, len(tasks) * config.samples) as advance:
 
         def done(trajectory: Trajectory) -> None:

@@ -104,7 +104,8 @@ class GraphRun:
         """The input for a thread that is resumed, or the state of one that has ended."""
         snapshot = await graph.aget_state(self.config)
         if not (snapshot.values or snapshot.tasks):
-            graph_input, turns = self.first(), self.record.turns if self.record else ()
+            graph_input = self.first()
+            turns = self.record.turns if self.record else ()
             later: list[Any] = turn_input(turns, {})["messages"]
             return (graph_input | {"messages": [*graph_input["messages"], *later]} if later else graph_input), None
         if unread := await self._not_read(graph):

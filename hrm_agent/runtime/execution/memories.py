@@ -41,7 +41,8 @@ _log = logging.getLogger("hrm_agent.runtime")
 _current: ContextVar[RunMemory | None] = ContextVar("hrm_agent_run_memory", default=None)
 _restored: WeakKeyDictionary[BaseStore, set[tuple[str, str]]] = WeakKeyDictionary()
 """Stores that runs share -> threads (with the owner of their run store) whose items were put back."""
-_batch, _abatch = InMemoryStore.batch, InMemoryStore.abatch
+_batch = InMemoryStore.batch
+_abatch = InMemoryStore.abatch
 
 
 class RunMemory:

@@ -1,9 +1,9 @@
 """The store that a program is recorded into, and the invocations that are under way.
 
 A graph without a checkpointer is given the store's for the run. Since LangGraph begins each of its invocations afresh,
-each is a trajectory of its own. A graph with a checkpointer keeps it, and reads from nothing else; what it puts there
-is on record, too (`OwnThread`), and each further invocation of a thread is a turn of its trajectory. So a program does
-the same with a record as without, and what is on record can be resumed, replayed and forked.
+each is a trajectory of its own. A graph with a checkpointer of its own keeps it and reads from it alone. The record
+gets a copy of each checkpoint (`OwnThread`), and each further invocation of a thread is a turn of its trajectory. So a
+program does the same with a record as without. Recorded threads can be resumed, replayed and forked.
 """
 
 from __future__ import annotations

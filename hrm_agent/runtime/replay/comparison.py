@@ -97,7 +97,8 @@ class SegmentComparison:
         now = _Line(((now_at.of_checkpoint(found), found) for found in states.listed), None)
         reached: CheckpointTuple | None = None
         for place, found in line.in_order:
-            there, step = now.places.get(place), line.step_of(found)
+            there = now.places.get(place)
+            step = line.step_of(found)
             if there is None:
                 self._missing(place, found, line, now, stopped=stopped)
                 continue
@@ -198,7 +199,7 @@ class SegmentComparison:
                 return
 
     def _note(self, step: int, changes: tuple[Change, ...] | None) -> None:
-        """Remember the first difference; None is none."""
+        """Remember the first difference (None: no difference)."""
         if changes is not None and self.step is None:
             self.step, self.changes = step, changes
 
@@ -230,7 +231,7 @@ class _Line:
         return self._steps[_id(found)] if root is None else self._steps[root] + 1
 
     def retried(self, found: CheckpointTuple) -> bool:
-        """Whether an attempt at the step around a subgraph's checkpoint failed."""
+        """Check whether an attempt at the step around a subgraph's checkpoint failed."""
         return root_of(found) in self._failed
 
 

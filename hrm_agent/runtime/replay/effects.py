@@ -127,7 +127,8 @@ def _starting(start: Callable[[threading.Thread], None]) -> Any:
     @functools.wraps(start)
     def start_watched(self: Any) -> None:
         if _watching.get() is not None and getattr(self, "_target", None) is not _EXECUTOR_WORKER:
-            context, run = copy_context(), self.run
+            context = copy_context()
+            run = self.run
 
             def run_watched() -> None:
                 with suppress(EffectRefused):  # is listed; nobody waits for what a thread raises

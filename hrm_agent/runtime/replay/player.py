@@ -437,12 +437,14 @@ class ReplayRun:
         )
         ended = "" if asked is not None else self._ended_otherwise(segment, error) or seen.ended
         differs = bool(found or ended) or seen.step is not None
-        verdict, divergence = ReplayVerdict.DIFFERS if differs else ReplayVerdict.EQUAL, None
+        verdict = ReplayVerdict.DIFFERS if differs else ReplayVerdict.EQUAL
+        divergence = None
         if asked is not None:
             verdict = ReplayVerdict.ASKS
             divergence = Divergence(asked, answers.nearest(asked), asked.place[0].step)
         if refused:
-            verdict, divergence = ReplayVerdict.REFUSED, None
+            verdict = ReplayVerdict.REFUSED
+            divergence = None
         differs = verdict is ReplayVerdict.DIFFERS
         return Replay(
             self._trajectory,
