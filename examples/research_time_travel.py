@@ -119,7 +119,7 @@ async def travel(runner: EpisodeRunner) -> None:
         print(f"@{moment.index:3} {ran} -> {then}")
 
     found = await replay_async(store, THREAD)
-    print(f"\nPlayed again, {found.checkpoints} moments: {found.verdict.value}.")
+    print(f"\nPlayed again, {found.checkpoints} checkpoints, {found.tasks} tasks: {found.verdict.value}.")
 
     # What the writer needs is on record: the wiki is not missed.
     (other,) = fork(store, THREAD, "before:write", edit=Edit(messages={0: IN_FEET}), seed=1, context=_context(store))

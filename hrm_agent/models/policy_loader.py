@@ -40,16 +40,16 @@ __all__ = [
 
 BUILTIN_POLICIES = ("cold-start", "roles-cold-start", "trained")
 _SHIPPED = Path(__file__).parent / "builtin"
-_loaded: dict[tuple[int, str], Backend] = {}
-"""By process id: a fork has none of the threads that answer."""
+_loaded: dict[tuple[int, str, str], Backend] = {}
+"""By process id, folder and model string. A fork has none of the threads that answer."""
 _elsewhere: list[Callable[[str], Backend]] = []
-_lock, _locks = threading.Lock(), dict[tuple[int, str], threading.Lock]()
+_lock, _locks = threading.Lock(), dict[tuple[int, str, str], threading.Lock]()
 """One lock a string: solvers side by side ask for one model at the same moment, and roles for several."""
 
 
 def load_policy(name: str) -> Backend:
     """The policy that `name` names, loaded once per process. Raises `ModelError`."""
-    ours = os.getpid(), name
+    ours = _key(name)
     with _lock:
         loading = _locks.setdefault(ours, threading.Lock())
     with loading:
@@ -68,7 +68,13 @@ def load_elsewhere(load: Callable[[str], Backend]) -> None:
 
 def loaded_policy(name: str) -> Backend | None:
     """What `load_policy` has loaded already, at no cost."""
-    return _loaded.get((os.getpid(), name))
+    return _loaded.get(_key(name))
+
+
+def _key(name: str) -> tuple[int, str, str]:
+    """One string names another model in another folder if it holds a path that is relative to it."""
+    by_path = name.partition(":")[0] in ("scripted", "vllm") or ":" not in name or "?" in name
+    return os.getpid(), str(Path.cwd()) if by_path and "://" not in name else "", name
 
 
 def _load(name: str) -> Backend:

@@ -151,7 +151,7 @@ def test_a_journey_when_the_wiki_is_gone(folder: Path, capsys: pytest.CaptureFix
         said.append(capsys.readouterr().out)
     _, replayed, sources = said
     assert "It is almost 30 metres long [1]." in talked and "They come up to feed [1]." in talked
-    assert "@4   gather -> write" in travelled and "Played again, 14 moments: equal." in travelled
+    assert "@4   gather -> write" in travelled and "Played again, 28 checkpoints, 24 tasks: equal." in travelled
     assert "It is about 98 feet long [1]." in travelled
     assert re.search(r"This needs the wiki: infrastructure: http://127\.0\.0\.1.* cannot be reached", travelled)
     assert "The sources do not answer this." in travelled and "The model was asked 7 times." in travelled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from langchain_core.messages import HumanMessage
 from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import GenerationRequest
+from hrm_agent.models.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.trajectory import FinishReason, Sampling
 
@@ -78,3 +81,17 @@ def test_publishing_changes_the_version() -> None:
         before = engine.submit(request()).result(60)
         engine.publish(3)
         assert (before.policy_version, engine.submit(request()).result(60).policy_version) == (0, 3)
+
+
+def test_a_relative_path_names_the_file_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process may work in several folders: the string alone does not name the model."""
+    name, opened = "scripted:script.jsonl", list[Any]()
+    for word in ("one", "two", "one"):
+        (tmp_path / word).mkdir(exist_ok=True)
+        (tmp_path / word / "script.jsonl").write_text(json.dumps(word))
+        monkeypatch.chdir(tmp_path / word)
+        opened.append(load_policy(name))
+        assert loaded_policy(name) is opened[-1]
+    one, two, again = opened
+    assert again is one
+    assert [each.codec.decode(each.submit(request()).result(60).token_ids) for each in (one, two)] == ["one", "two"]

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langgraph.checkpoint.base.id import uuid6
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
@@ -291,7 +292,7 @@ def test_a_process_goes_on_where_its_thread_was_deleted(store: RunStore) -> None
     assert newest is not None
     delete_runs(store, ["t"])
     talk(store, "elsewhere", "something else")
-    new = {**newest.checkpoint, "id": newest.checkpoint["id"].replace("1", "f", 1)}
+    new = {**newest.checkpoint, "id": str(uuid6())}
     store.checkpointer.put(newest.config, new, newest.metadata, {})
     assert messages(store, "t") == newest.checkpoint["channel_values"]["messages"]
     assert sound(store)
@@ -310,7 +311,7 @@ def obey(store: RunStore, _: str, other: Connection) -> None:
             for task in ("one", "two", "three"):  # these and the checkpoint are one transaction
                 values = before.checkpoint["channel_values"]["messages"]
                 store.checkpointer.put_writes(before.config, [("messages", values)], task)
-            new = {**before.checkpoint, "id": before.checkpoint["id"].replace("1", "f", 1)}
+            new = {**before.checkpoint, "id": str(uuid6())}
             store.checkpointer.put(before.config, new, before.metadata, {})
         other.send("obeyed")
 

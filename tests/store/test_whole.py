@@ -248,6 +248,8 @@ def set_back(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the clock back, for LangGraph's ids as for the store."""
     from langgraph.checkpoint.base import id as ids
 
+    monkeypatch.setattr(ids, "_last_v6_timestamp", None)  # other tests may have gone ahead of the clock
+
     def set_back(seconds: float) -> None:
         now, now_ns = time.time, time.time_ns
         monkeypatch.setattr(ids, "_last_v6_timestamp", None)
