@@ -13,6 +13,7 @@ from hrm_agent.cli.common.output import Output
 from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import invalid_tool_calls
+from hrm_agent.runtime.time_travel.history import PendingInterrupt
 from hrm_agent.trajectory.shown import code_of
 
 __all__ = ["Printer", "indented"]
@@ -28,13 +29,16 @@ class Printer:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._seen: set[str] = set()
+        self.updates = 0
+        """Number of updates so far."""
 
     def update(self, namespace: tuple[str, ...], data: dict[str, Any]) -> None:
-        """One update of one or more nodes, `{node: values}`."""
+        """Show one update of one or more nodes, `{node: values}`."""
+        self.updates += 1
         for node, values in data.items():
             name = "/".join([*namespace, node])
             if node == INTERRUPT:
-                self._questions(values)
+                self.questions(values)
             changes = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
             for message in self._new(changes.get("messages", ())):
                 self._message(name, message)
@@ -45,7 +49,8 @@ class Printer:
                         continue
                     self._output.say(f"{name}  {key}: {_shown(value)}", style="dim")
 
-    def _questions(self, asked: Iterable[Interrupt]) -> None:
+    def questions(self, asked: Iterable[Interrupt | PendingInterrupt]) -> None:
+        """Show what a thread waits for."""
         for question in asked:  # a subgraph's is told by every graph around it
             if question.id not in self._seen:
                 self._seen.add(question.id)

@@ -9,7 +9,7 @@ import asyncio
 import json
 import tomllib
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -153,10 +153,16 @@ _COMMANDS: dict[str, Resume] = {
 def _all(arguments: Namespace) -> int:
     """Resume each thread. The exit code: 1 if a run failed or could not be resumed, which does not stop the others."""
     given = [name for name in ("at", "graph", "configurable", "context", "recursion_limit") if getattr(arguments, name)]
-    if not arguments.all or arguments.run is not None or given or arguments.answer is not NO_ANSWER:
+    given += ["answer"] if arguments.answer is not NO_ANSWER else []
+    if not arguments.all:
         raise ConfigError(
-            "Which run?",
-            "`hrm-agent resume RUN`; or `hrm-agent resume --all`, alone, for all that a store has under way.",
+            "Which run?", "`hrm-agent resume RUN`; or `hrm-agent resume --all` for all that a store has under way."
+        )
+    if arguments.run is not None or given:
+        what = arguments.run or f"--{given[0].replace('_', '-').replace('configurable', 'config')}"
+        raise ConfigError(
+            f"{what} asks for one thread, and --all resumes each as it was started.",
+            f"Leave {what} out, or --all: `hrm-agent resume THREAD`.",
         )
     from hrm_agent.cli.runs.fork import is_begun
     from hrm_agent.cli.runs.run import header
@@ -184,8 +190,9 @@ def _all(arguments: Namespace) -> int:
                 failed[thread] = str(ended.error)
             output.result({"event": "end", **header(ended)})
             output.say(f"{thread}  {ended_as(ended)}")
-    _say_waiting(output, where)
-    output.say(f"{len(left)} threads were under way" + (f"; {len(failed)} failed:" if failed else "."))
+    _say_stopped(output, where, left)
+    under_way = "1 thread was" if len(left) == 1 else f"{len(left)} threads were"
+    output.say(f"{under_way} under way" + (f"; {len(failed)} failed:" if failed else "."))
     for thread, error in failed.items():
         output.say(f"  {thread}: {error}")
     return 1 if failed else 0
@@ -211,14 +218,21 @@ def _run_quietly(thread: str, where: str, allow: list[str], loop: asyncio.Runner
     return run_thread(config, trajectory.task, trajectory.thread_id, where, **options, loop=loop).trajectory
 
 
-def _say_waiting(output: Output, where: str) -> None:
-    """List the threads that wait for a person's answer."""
+def _say_stopped(output: Output, where: str, tried: Collection[str]) -> None:
+    """List the threads that wait for a person: for an answer, or, besides the `tried`, for another attempt."""
     with existing_store(where) as store:
         stopped = store.journal.headers("status = ?", (RunStatus.TRUNCATED.value,))
+        failed = store.journal.headers("status = ?", (RunStatus.FAILED.value,))
     waiting = [known.thread_id for known in stopped if known.stop_reason is StopReason.INTERRUPT]
     output.result({"event": "waiting", "threads": waiting})
     for thread in waiting:
         output.say(f"{thread}  waits: `hrm-agent resume {thread} --answer VALUE --store {where}`", style="yellow")
+    failed += [known for known in stopped if known.stop_reason is StopReason.RECURSION_LIMIT]
+    again = [known for known in failed if known.thread_id not in tried and not known.run_id]
+    output.result({"event": "stopped", "threads": [known.thread_id for known in again]})
+    for known in again:
+        command = f"`hrm-agent resume {known.thread_id} --store {where}`"
+        output.say(f"{known.thread_id}  {ended_as(known)}; try again: {command}", style="yellow")
 
 
 def _thread(arguments: Namespace, output: Output, answer: Any, allow: list[str]) -> int:

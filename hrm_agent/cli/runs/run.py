@@ -193,8 +193,23 @@ def run_task(
 ) -> int:
     """Start or resume `thread`, and say how it goes; the exit code. The options are those of `run_thread`."""
     given: dict[str, Any] = {"answer": answer, "unrecorded": unrecorded, "changed": changed}
-    outcome = run_thread(config, asked, thread, where, Printer(output).update, _told(output), **given)
+    printer = Printer(output)
+    outcome = run_thread(config, asked, thread, where, printer.update, _told(output), **given)
+    if not printer.updates and config.mode == "single":
+        _say_nothing_was_run(outcome.trajectory, where, printer, output)
     return conclude(output, outcome.trajectory, where, outcome if config.mode != "single" else None)
+
+
+def _say_nothing_was_run(trajectory: Trajectory, where: str, printer: Printer, output: Output) -> None:
+    """Say why: a thread that waits needs an answer, and one that has ended is only shown."""
+    from hrm_agent.runtime.time_travel.read_history import history
+
+    if trajectory.status is RunStatus.COMPLETED:
+        output.say("No node was run: the graph is at its end.", style="yellow")
+    if trajectory.stop_reason is StopReason.INTERRUPT:
+        with open_store(where, create=False) as store:
+            if trajectory.thread_id in store.threads_with_checkpoints():
+                printer.questions(history(store, trajectory.thread_id).last.questions)
 
 
 def run_thread(

@@ -422,6 +422,24 @@ def test_all_that_is_under_way_is_resumed_at_once(stopping: Path, hrm: Command) 
         ("end", "held"),
         ("skipped", "fork"),
         ("waiting", None),
+        ("stopped", None),
     ]
-    assert lines[-1]["threads"] == ["ask", "asks"]
-    assert hrm("resume").code == hrm("resume", "--all", "one").code == hrm("resume", "--all", "--at", "1").code == 2
+    assert lines[-2]["threads"] == ["ask", "asks"] and lines[-1]["threads"] == ["bad"]
+    assert "bad  failed (error): ValueError: no luck; try again: `hrm-agent resume bad" in hrm("resume", "--all").out
+    assert hrm("resume").code == 2
+    for words, name in ((("one",), "one"), (("--at", "1"), "--at"), (("--config", "a=b"), "--config")):
+        refused = hrm("resume", "--all", *words)
+        assert refused.code == 2 and f"Leave {name} out" in refused.err
+
+
+def test_where_no_node_is_run_it_is_said(stopping: Path, hrm: Command) -> None:
+    """A thread that waits asks its question again, and one that has ended is not told from a new run by its answer."""
+    words = ("run", "x", "--thread", "t", "--graph", "./stopping.py:options")
+    asked = [line for line in hrm(*words).out.splitlines() if line.startswith("asks:")]
+    assert len(asked) == 1
+    for again in (hrm("resume", "t"), hrm(*words)):
+        assert again.code == 0 and again.out.splitlines()[0] == asked[0]
+    assert hrm("resume", "t", "--json").lines[0]["event"] == "question"
+    assert "No node was run" not in hrm("resume", "t", "--answer", "yes").out
+    for again in (hrm("resume", "t"), hrm(*words)):
+        assert again.code == 0 and "No node was run: the graph is at its end." in again.out
