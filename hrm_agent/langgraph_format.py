@@ -7,7 +7,9 @@ of them the installed one has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
@@ -65,6 +67,8 @@ __all__ = [
     "question_asked",
     "snapshot_of",
     "snapshot_value",
+    "stop_of",
+    "stopping_at",
     "subgraphs_of",
     "substitute_caches",
     "task_id_of",
@@ -375,6 +379,43 @@ class _Nothing:
 
 
 @cache
+def stop_of(first: int, recursion_limit: int) -> int:
+    """The step that LangGraph does not go beyond, in an invocation whose first step is `first`.
+
+    Managed values (`RemainingSteps`, `IsLastStep`) count down to it.
+    """
+    return first + recursion_limit + 1
+
+
+_stop: ContextVar[int | None] = ContextVar("stop", default=None)
+
+
+@contextmanager
+def stopping_at(stop: int | None) -> Generator[None]:
+    """Have outermost graphs that run in this context count down to `stop`, wherever they begin; None: as usual."""
+    _count_down_to_another_stop()
+    before = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(before)
+
+
+@cache
+def _count_down_to_another_stop() -> None:
+    from langgraph.pregel._loop import AsyncPregelLoop  # pyright: ignore[reportPrivateUsage]
+
+    entry = AsyncPregelLoop.__aenter__
+
+    async def enter(self: AsyncPregelLoop) -> AsyncPregelLoop:
+        entered = await entry(self)
+        if (stop := _stop.get()) is not None and not self.is_nested:
+            self.stop = stop
+        return entered
+
+    AsyncPregelLoop.__aenter__ = enter
+
+
 def substitute_caches(substitute: Callable[[BaseCache[Any]], BaseCache[Any]]) -> None:
     """Replace the cache of every run by `substitute(cache)`, in subgraphs too; once per process.
 

@@ -12,9 +12,8 @@ A graph needs nothing special. It is given the task as a human message in `messa
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -54,7 +53,7 @@ from hrm_agent.runtime.execution.graph_run import GraphRun, OnChunk, OnEvent, On
 from hrm_agent.runtime.execution.lazy_policy import model_that_answered, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, Graph, opened_graph, refuse_other_roles
 from hrm_agent.runtime.execution.memories import RunMemory, refuse_shared_store
-from hrm_agent.runtime.execution.run_context import CONTEXT, GIVEN_CONTEXT, run_context
+from hrm_agent.runtime.execution.run_context import GIVEN_CONTEXT, run_context
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.failures import is_repeated, may_follow_from_answers, run_failed
 from hrm_agent.runtime.settings import Durability, RolloutSettings, RunSettings
@@ -213,9 +212,10 @@ class EpisodeRunner:
             memory = await self._memory(graph, episode, new=lease.new)
             if record is None:
                 first()  # reports a task that does not fit the input before anything is written
-            graph_run = GraphRun(
-                graph, self._config(episode), context, first, record, answer_path=path, memories=memory.store
-            )
+            configurable: Mapping[str, Any] = episode.task.metadata.get(CONFIGURABLE, {})
+            noted = {"configurable": configurable, "context": episode.context}
+            more: dict[str, Any] = {"answer_path": path, "memories": memory.store, "noted": noted}
+            graph_run = GraphRun(graph, self._config(episode), context, first, record, **more)
             if asks_nothing and _is_over(record):  # another process may have run it before we had the lease
                 if not (self.takes_up_stopped and await graph_run.is_stopped(self.store)):
                     return record
@@ -320,12 +320,7 @@ class EpisodeRunner:
                     await end_sessions(active, self.environment)
 
     def _config(self, episode: Episode) -> RunnableConfig:
-        context = {CONTEXT: json.dumps(dict(episode.context), default=str)} if episode.context else {}
-        return {
-            "configurable": episode.configurable,
-            "metadata": context,
-            "recursion_limit": self.recursion_limit,
-        }
+        return {"configurable": episode.configurable, "recursion_limit": self.recursion_limit}
 
     def begin(self, episode: Episode) -> Trajectory:
         """Record an episode that has not run yet."""

@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 import ormsgpack
 from langchain_core.runnables import RunnableConfig
@@ -57,7 +57,7 @@ from hrm_agent.store.threads import (
     touch_thread,
 )
 
-__all__ = ["StoreSaver", "StoredItem"]
+__all__ = ["CheckpointNotes", "StoreSaver", "StoredItem"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -77,6 +77,12 @@ class StoredItem(NamedTuple):
     """Its `index` argument of `put`: the fields that can be searched."""
     updated_at: float
     """Unix time in seconds."""
+
+
+class CheckpointNotes(Protocol):
+    """Makes further metadata for a checkpoint, from its own and the id of its parent (None for the first)."""
+
+    def __call__(self, metadata: CheckpointMetadata, parent: str | None) -> Mapping[str, Any]: ...
 
 
 class StoreSaver(BaseCheckpointSaver[Any]):
@@ -102,6 +108,14 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Highest id that was read; LangGraph makes higher ones since."""
         self._touched: dict[str, tuple[str, float]] = {}
         """Of each thread the epoch and the time in which it was last noted to be written to."""
+        self.notes: CheckpointNotes | None = None
+        """Makes further metadata for the outermost graph's checkpoints."""
+
+    def noting(self, notes: CheckpointNotes) -> Self:
+        """The same checkpointer, for one invocation, which adds `notes` to the metadata of its checkpoints."""
+        clone = copy.copy(self)
+        clone.notes = notes
+        return clone
 
     def allowing(self, graph: Pregel[Any, Any, Any, Any]) -> StoreSaver:
         """The same checkpointer, reading besides LangGraph's own types those that the state of `graph` declares.
@@ -154,7 +168,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         waits: bool = False,
     ) -> Future[RunnableConfig]:
         place, cipher = self._noted(place_of(config)), self.blobs.cipher
-        facts = public_metadata(config, metadata)
+        facts = self._facts(place, config, metadata)
         here = (place.thread_id, place.ns, checkpoint["id"])
         remember(self._own, here, None)
         parent = self._parents.get((place.thread_id, place.ns, place.checkpoint_id or ""), ("", {}))
@@ -330,6 +344,11 @@ class StoreSaver(BaseCheckpointSaver[Any]):
             by_task.setdefault((task_id, channel == ERROR), []).append((channel, value))
         for (task_id, _), writes in by_task.items():
             self.put_writes(found.config, writes, task_id, task_paths.get(task_id, ""))
+
+    def _facts(self, place: CheckpointKey, config: RunnableConfig, metadata: CheckpointMetadata) -> dict[str, Any]:
+        """Metadata that is stored."""
+        facts = public_metadata(config, metadata)
+        return facts if self.notes is None or place.ns else {**facts, **self.notes(metadata, place.checkpoint_id)}
 
     # one run on a thread
 

@@ -79,7 +79,7 @@ def run(words: list[str]) -> int:
     output = Output(as_json=arguments.json)
     with existing_store(arguments.store) as store:
         known = store.journal.find_trajectory(arguments.thread)
-        config = config_from(arguments, RunConfig, "run", known_config(store, known))
+        config = config_from(arguments, RunConfig, "run", known_config(store, known, arguments.at))
         if arguments.dry_run:
             print_config(config, "run", as_json=arguments.json)
             return 0

@@ -296,7 +296,7 @@ def _from_moment(arguments: Namespace, output: Output, answer: Any, allow: list[
     from hrm_agent.runtime.time_travel.fork import Edit
 
     with existing_store(where) as store:
-        values = _allowing(known_config(store, store.journal.trajectory(thread)), allow)
+        values = _allowing(known_config(store, store.journal.trajectory(thread), at), allow)
     given, unrecorded = _given_now(arguments, values)
     config = build_config(RunConfig, {**values, **given}, f"of thread {thread!r}")
     with existing_store(where, config.allowed_types, writes=True) as store:

@@ -33,13 +33,14 @@ from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.execution.run_context import (
     GIVEN_CONTEXT,
     RECURSION_LIMIT,
-    given_context,
+    options_on_record,
     refuse_unkept,
     run_context,
 )
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.selection.strategies import Mode, OnCandidate, Outcome, solve
 from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings, holds_none
+from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.store.leases import COMMAND
 from hrm_agent.training.configs import FREE_ON_RESUME
@@ -202,8 +203,6 @@ def run_task(
 
 def _say_nothing_was_run(trajectory: Trajectory, where: str, printer: Printer, output: Output) -> None:
     """Say why: a thread that waits needs an answer, and one that has ended is only shown."""
-    from hrm_agent.runtime.time_travel.read_history import history
-
     if trajectory.status is RunStatus.COMPLETED:
         output.say("No node was run: the graph is at its end.", style="yellow")
     if trajectory.stop_reason is StopReason.INTERRUPT:
@@ -294,14 +293,19 @@ def _refuse_answer(config: RunConfig, thread: str, answer: Any) -> None:
         )
 
 
-def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, Any]:
-    """Options that a thread was run with: its own, those of the run in whose folder it lies, or as its record says."""
+def known_config(store: RunStore, trajectory: Trajectory | None, at: str = "last") -> dict[str, Any]:
+    """Options that a thread was run with: its own, those of the run in whose folder it lies, or as its record says.
+
+    `at`: the moment whose options are wanted, of a program that gave each turn its own.
+    """
     if trajectory is None:
         return {}
     own = kept_options(store, trajectory.thread_id)
     if own is not None:
         return own
-    said = {"graph": trajectory.graph, "policy": policy_of_record(trajectory), **_options_of_record(store, trajectory)}
+    place = "" if at == "last" else history(store, trajectory.thread_id, branches=False).select(at).checkpoint_id
+    said = {"graph": trajectory.graph, "policy": policy_of_record(trajectory)}
+    said |= _options_of_record(store, trajectory, place)
     if trajectory.task.family == RECORDED:
         return said
     of_run = store.folder / CONFIG_FILE
@@ -314,13 +318,14 @@ def known_config(store: RunStore, trajectory: Trajectory | None) -> dict[str, An
     return said
 
 
-def _options_of_record(store: RunStore, trajectory: Trajectory) -> dict[str, Any]:
+def _options_of_record(store: RunStore, trajectory: Trajectory, at: str) -> dict[str, Any]:
     """Options of the graph from the record, for a thread without options of its own."""
     given = trajectory.task.metadata
-    found = {name: given[name] for name in (CONFIGURABLE, ANSWER_PATH) if name in given}
+    found = {name: given[name] for name in (ANSWER_PATH,) if name in given}
     if trajectory.task.family == RECORDED and RECURSION_LIMIT in given:
         found[RECURSION_LIMIT] = given[RECURSION_LIMIT]
-    found[GIVEN_CONTEXT] = given_context(store, trajectory.thread_id, trajectory.task)
+    options = options_on_record(store, trajectory.thread_id, trajectory.task, at)
+    found |= {GIVEN_CONTEXT: options.context or {}, CONFIGURABLE: options.configurable}
     for name in (CONFIGURABLE, GIVEN_CONTEXT):
         found[name] = {key: value for key, value in found.get(name, {}).items() if not holds_none(value)}
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, cast
 
 from langchain_core.messages import AIMessageChunk
@@ -17,7 +17,8 @@ from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import INTERRUPT, UPDATE_METADATA, namespace_parts
 from hrm_agent.runtime.execution.answer_path import text_at
 from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_input, turns_not_read
-from hrm_agent.store import RunStore
+from hrm_agent.runtime.execution.run_context import InvocationNotes
+from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
 from hrm_agent.unicode import without_surrogates
 
@@ -55,6 +56,8 @@ class GraphRun:
     """True where a pending interrupt is resumed with `command`, or a breakpoint passed."""
     memories: BaseStore | None = None
     """The LangGraph store of the run."""
+    noted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """Options to note with each checkpoint, as `configurable` and `context`; secrets are left out."""
     answer_path: str = ""
     """Where in the final state the answer is; empty: the last message, or a field named as one."""
 
@@ -96,6 +99,13 @@ class GraphRun:
         saver = store.checkpointer.allowing(self.graph)
         return self.graph.copy(update={"checkpointer": saver, "store": self.memories})
 
+    def _noting(self, graph: Graph) -> Graph:
+        """The graph, over a checkpointer that notes what it is given."""
+        context = None if self.context is None else self.noted.get("context", {})
+        limit = self.config.get("recursion_limit")
+        notes = InvocationNotes(limit, configurable=self.noted.get("configurable", {}), context=context)
+        return graph.copy(update={"checkpointer": cast("StoreSaver", graph.checkpointer).noting(notes)})
+
     async def _not_read(self, graph: Graph) -> Sequence[Turn]:
         turns = self.record.turns if self.record is not None else ()
         return await turns_not_read(cast("BaseCheckpointSaver[Any]", graph.checkpointer), self.config, turns)
@@ -114,7 +124,7 @@ class GraphRun:
 
     async def run_to_end(self, store: RunStore, callbacks: StreamCallbacks) -> TurnEnd:
         """Run from the newest checkpoint; a thread that has ended is read back."""
-        graph = self._in(store)
+        graph = self._noting(self._in(store))
         if self.answers:
             graph_input: Any = self.command
         elif self.record is None:

@@ -10,13 +10,15 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import Any, cast, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
+from langgraph.checkpoint.base import CheckpointMetadata
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from hrm_agent.config import secret_in
 from hrm_agent.errors import ConfigError, RunError, nearest
+from hrm_agent.langgraph_format import stop_of
 from hrm_agent.runtime.execution.conversation import CONFIGURABLE, RECORDED, fields_of
 from hrm_agent.runtime.execution.loading import Graph
 from hrm_agent.store import RunStore
@@ -24,19 +26,29 @@ from hrm_agent.store.shown_values import shown_channels
 from hrm_agent.trajectory import TaskRef
 
 __all__ = [
+    "CONFIGURED",
     "CONTEXT",
     "GIVEN",
     "GIVEN_CONTEXT",
     "NOT_KEPT",
     "RECURSION_LIMIT",
-    "given_context",
+    "STEPS",
+    "InvocationNotes",
+    "OptionsOnRecord",
     "given_options",
+    "has_options",
+    "options_of",
+    "options_on_record",
     "refuse_unkept",
     "run_context",
 ]
 
 CONTEXT = "hrm_agent_context"
 """Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
+CONFIGURED = "hrm_agent_configurable"
+"""Key there: what the graph was given in `config["configurable"]`, as JSON."""
+STEPS = "hrm_agent_steps"
+"""Key there: the invocation's `recursion_limit` (None: LangGraph's default), and its last allowed step."""
 GIVEN_CONTEXT = "context"
 """Key in a task's metadata: the run context that a program gave, as JSON."""
 RECURSION_LIMIT = "recursion_limit"
@@ -112,13 +124,63 @@ def _readers(schema: type[Any]) -> dict[str, TypeAdapter[Any]]:
     return readers
 
 
-def given_context(store: RunStore, thread: str, task: TaskRef | None) -> dict[str, Any]:
-    """The run context that a thread on record was given last; empty if none is on record."""
-    newest = shown_channels(store, thread, names=("",))
-    said = dict(newest.metadata).get(CONTEXT) if newest is not None else None
-    if said is not None:
-        return json.loads(str(said))
-    return dict(task.metadata.get(GIVEN_CONTEXT, {})) if task is not None and task.family == RECORDED else {}
+class InvocationNotes:
+    """Options of one invocation, for the metadata of its checkpoints: each turn of a thread may have others."""
+
+    def __init__(
+        self, recursion_limit: int | None, *, configurable: Mapping[str, Any], context: Mapping[str, Any] | None
+    ) -> None:
+        """`context`: fields of the run context; None: there is none."""
+        self._facts = dict[str, Any]()
+        if configurable:
+            self._facts[CONFIGURED] = json.dumps(dict(configurable), default=str)
+        if context is not None:
+            self._facts[CONTEXT] = json.dumps(dict(context), default=str)
+        self._limit = recursion_limit
+
+    def __call__(self, metadata: CheckpointMetadata, parent: str | None) -> Mapping[str, Any]:
+        """Metadata of a checkpoint. The first one tells where the invocation begins."""
+        if STEPS not in self._facts and self._limit is not None:
+            unseen = metadata.get("source") == "loop" and parent is None  # only the last checkpoint is kept
+            stop = stop_of(-1 if unseen else metadata.get("step", -1), self._limit)
+            self._facts[STEPS] = [self._limit if type(self._limit) is int else None, stop]  # a default has its own type
+        return self._facts
+
+
+class OptionsOnRecord(NamedTuple):
+    """What a thread was given beside its input."""
+
+    context: dict[str, Any] | None
+    """Fields of the run context. None: a program gave none, so that there was none."""
+    configurable: dict[str, Any]
+    """What was in `config["configurable"]`."""
+
+
+def options_on_record(store: RunStore, thread: str, task: TaskRef | None, at: str = "") -> OptionsOnRecord:
+    """Options in force at the checkpoint `at` of a thread, by default the newest. An edit has none of its own."""
+    found = shown_channels(store, thread, at, names=("",))
+    while found is not None and not has_options(found.metadata) and found.parent_config is not None:
+        before: Any = found.parent_config.get("configurable")
+        found = shown_channels(store, thread, before["checkpoint_id"], names=("",))
+    return options_of(found.metadata if found is not None else {}, task)
+
+
+def options_of(metadata: Mapping[str, Any], task: TaskRef | None) -> OptionsOnRecord:
+    """Options that the metadata of a checkpoint has; `task` has those of records that were made without them."""
+    of_task = task.metadata if task is not None else {}
+    of_program = of_task.get(GIVEN_CONTEXT, {}) if task is not None and task.family == RECORDED else {}
+    noted = STEPS in metadata
+    context = metadata.get(CONTEXT, "null" if noted else None)
+    configurable = metadata.get(CONFIGURED, "{}" if noted else None)
+    return OptionsOnRecord(
+        dict(of_program) if context is None else json.loads(str(context)),
+        dict(of_task.get(CONFIGURABLE, {})) if configurable is None else json.loads(str(configurable)),
+    )
+
+
+def has_options(metadata: Mapping[str, Any]) -> bool:
+    """True of a checkpoint that an invocation made: an edit has no options."""
+    return STEPS in metadata or CONTEXT in metadata or metadata.get("source") == "input"
 
 
 def given_options(

@@ -216,6 +216,7 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
 
     def __init__(self, own: BaseCheckpointSaver[Any], thread: ObservedThread) -> None:
         self._own, self._thread = own, thread
+        self._begun = set[str]()
 
     def __getattribute__(self, name: str) -> Any:
         if name in _MIRRORED or name.startswith("__"):
@@ -223,7 +224,23 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
         return getattr(super().__getattribute__("_own"), name)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> MirroredSaver:
-        return MirroredSaver(self._own.with_allowlist(extra_allowlist), self._thread)
+        clone = MirroredSaver(self._own.with_allowlist(extra_allowlist), self._thread)
+        clone._begun = self._begun
+        return clone
+
+    def _changed(
+        self, config: RunnableConfig, checkpoint: Checkpoint, new_versions: ChannelVersions
+    ) -> ChannelVersions:
+        """Versions of the channels to record: at the beginning all, as the program's checkpointer gave them back.
+
+        It may return a value as another, such as a tuple as a list.
+        """
+        namespace = str(config.get("configurable", {}).get("checkpoint_ns", ""))
+        if namespace in self._begun:
+            return new_versions
+        self._begun.add(namespace)
+        held = checkpoint["channel_values"]
+        return {**{k: version for k, version in checkpoint["channel_versions"].items() if k in held}, **new_versions}
 
     def put(
         self,
@@ -234,7 +251,7 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         kept = self._own.put(config, checkpoint, metadata, new_versions)
         self._thread.choose(config)
-        self._thread.put(config, checkpoint, metadata, new_versions)
+        self._thread.put(config, checkpoint, metadata, self._changed(config, checkpoint, new_versions))
         return kept
 
     async def aput(
@@ -246,7 +263,7 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         kept = await self._own.aput(config, checkpoint, metadata, new_versions)
         self._thread.choose(config)
-        await self._thread.aput(config, checkpoint, metadata, new_versions)
+        await self._thread.aput(config, checkpoint, metadata, self._changed(config, checkpoint, new_versions))
         return kept
 
     @property
@@ -271,7 +288,7 @@ class MirroredSaver(BaseCheckpointSaver[Any]):
         return aput_writes
 
 
-_MIRRORED = {"_own", "_thread", "with_allowlist", "put", "aput", "put_writes", "aput_writes"}
+_MIRRORED = {"_own", "_thread", "_begun", "_changed", "with_allowlist", "put", "aput", "put_writes", "aput_writes"}
 
 
 def _config_of(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:

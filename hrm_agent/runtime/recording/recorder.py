@@ -30,6 +30,7 @@ from hrm_agent.models.external_models import record_external_models
 from hrm_agent.runtime.execution.conversation import (
     ABORTED,
     CHECKPOINTER,
+    CONFIGURABLE,
     RECORDED,
     close_tool_calls,
     reopened,
@@ -37,7 +38,7 @@ from hrm_agent.runtime.execution.conversation import (
 )
 from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.input_prompt import Asked, asked_by, is_resumption
-from hrm_agent.runtime.execution.run_context import GIVEN, given_options
+from hrm_agent.runtime.execution.run_context import GIVEN, GIVEN_CONTEXT, InvocationNotes, given_options
 from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.runtime.recording.invocation import Invocation
 from hrm_agent.runtime.recording.observation import Losses, MirroredSaver, ObservedThread
@@ -224,12 +225,17 @@ class Recorder:
         with ExitStack() as stack:
             limit = merged.get("recursion_limit")
             beside = given_options(graph, named, context, limit if type(limit) is int else None)  # not a default
+            said = None if context is None else beside.get(GIVEN_CONTEXT, {})
+            notes = InvocationNotes(limit, configurable=beside.get(CONFIGURABLE, {}), context=said)
             record = _given(self._record(graph, given, thread, saver, own, stack), beside)
             in_config: RunnableConfig = config or {}
             kept = self._checkpointer(graph, record.thread_id, losses) if saver is None or own is not None else None
             if kept is not None:
                 used = kept if own is None else self._mirrored(own, kept, record.thread_id)
+                kept.notes = notes
                 in_config = {**in_config, "configurable": {**named, SAVER: used, "thread_id": thread}}
+            elif isinstance(saver, StoreSaver) and saver.url == self.store.url:
+                in_config = {**in_config, "configurable": {**named, SAVER: saver.noting(notes)}}
             self.store.journal.write_trajectory(record)
             return Invocation(graph, in_config, self.store, record, stack.pop_all(), losses, self._ended)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
 from hrm_agent.errors import RunError
+from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.runtime.execution.conversation import kept_elsewhere
+from hrm_agent.runtime.execution.run_context import STEPS
 from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.trajectory import Trajectory
 
@@ -34,6 +38,27 @@ class Segment:
     @property
     def end(self) -> CheckpointTuple:
         return self.checkpoints[-1]
+
+    def steps_after(self, step: int) -> tuple[int | None, int] | None:
+        """Recursion limit (None: the default) and last allowed step of the invocation that went on after `step`.
+
+        None if they are not on record.
+        """
+        later = (found for found in self.checkpoints if step_of(found) > step)
+        noted: Any = next(later, self.end).metadata.get(STEPS)
+        return None if noted is None else (noted[0], noted[1])
+
+    def resumed_after(self, step: int) -> int | None:
+        """The next step, from `step` on, after which another invocation went on. None if there is none.
+
+        Where it answered a question, the graph stops by itself.
+        """
+        for found, then in pairwise(self.checkpoints):
+            both = (found.metadata.get(STEPS), then.metadata.get(STEPS))
+            asked = any(channel == INTERRUPT for _, channel, _ in found.pending_writes or ())
+            if step_of(found) > step and None not in both and both[0] != both[1] and not asked:
+                return step_of(found)
+        return None
 
 
 def lineage(saver: StoreSaver, trajectory: Trajectory) -> list[CheckpointTuple]:

@@ -14,7 +14,6 @@ are not LangChain's; ids that LangGraph draws at random are compared up to renam
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,16 +32,22 @@ from langgraph.types import Command
 
 from hrm_agent.draws import record_draws
 from hrm_agent.errors import GraphError, HrmError
-from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME, subgraphs_of
+from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME, stopping_at, subgraphs_of
 from hrm_agent.models import using_policy
 from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.recorded_values import is_on_record
 from hrm_agent.models.substitute import read_structured_output
 from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
-from hrm_agent.runtime.execution.conversation import RECORDED
 from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.memories import RunMemory
-from hrm_agent.runtime.execution.run_context import CONTEXT, GIVEN_CONTEXT, run_context
+from hrm_agent.runtime.execution.run_context import (
+    CONFIGURED,
+    CONTEXT,
+    OptionsOnRecord,
+    has_options,
+    options_of,
+    run_context,
+)
 from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
 from hrm_agent.runtime.replay.comparison import SegmentComparison
 from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
@@ -68,7 +73,7 @@ from hrm_agent.runtime.time_travel.fork import fork
 from hrm_agent.runtime.time_travel.scratch_saver import ScratchSaver, StopStepReached
 from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.tools.external_tools import record_external_tools
-from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, recording
+from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory, recording
 
 __all__ = ["Divergence", "Replay", "ReplayVerdict", "replay", "replay_async"]
 
@@ -117,7 +122,7 @@ async def replay_async(
     name = graph if isinstance(graph, str) else trajectory.graph
     compiled = graph if isinstance(graph, Pregel) else load_graph(name, trajectory.task.metadata.get(CONFIGURABLE))
     effects = Effects(refuse_effects)
-    player = ReplayRun(store, trajectory, compiled, context, effects, Ignored(ignore))
+    player = ReplayRun(store, trajectory, compiled, context, configurable, effects, Ignored(ignore))
     found = replace(await player.play(), graph=name, effects=tuple(effects.found), drawn=player.drawn)
     if found.divergence is None or live_after is None:
         return found
@@ -151,6 +156,7 @@ class ReplayRun:
         trajectory: Trajectory,
         graph: Graph,
         context: Mapping[str, Any] | None,
+        configurable: Mapping[str, Any] | None,
         effects: Effects,
         ignored: Ignored,
     ) -> None:
@@ -165,7 +171,7 @@ class ReplayRun:
         self._places = TaskPathResolver(self._saver, trajectory.thread_id, graph, self._task_path)
         self._line = lineage(self._saver, trajectory)
         self._states = RecordedStates(self._saver, self._line, self._places, graph)
-        self._given_context = context or {}
+        self._given_context, self._given_configurable = context or {}, configurable or {}
         self._resumed = self._recorded_resumes()
         self._draws = store.journal.draws_of(trajectory)
         self._inherited_steps = inherited_steps(store, trajectory, self._line)
@@ -230,7 +236,7 @@ class ReplayRun:
             name=thread,
             graph=graph,
             task=self._trajectory.task,
-            context=self._context(self._last_matching),
+            context=self._context(self._last_matching) or {},
             policy=runner.policy,
         )
         steps = {found.checkpoint["id"] for found in self._line}
@@ -256,7 +262,7 @@ class ReplayRun:
 
     async def _segments(self) -> list[Segment]:
         given = [i for i, found in enumerate(self._line) if i == 0 or found.metadata.get("source") != "loop"]
-        begins = sorted({*given, *self._with_another_context()})
+        begins = sorted({*given, *self._with_other_options()})
         ends = [*(begin - (begin in given) for begin in begins[1:]), len(self._line) - 1]
         graph, found = self._graph.copy(update={"checkpointer": self._saver}), list[Segment]()
         for begin, end in zip(begins, ends, strict=True):
@@ -264,28 +270,32 @@ class ReplayRun:
             found.append(Segment(self._line[begin : end + 1], end == len(self._line) - 1, finished))
         return found
 
-    def _with_another_context(self) -> Iterator[int]:
-        """Numbers of the steps from which a fork, or a run that was resumed, went on with another run context."""
+    def _with_other_options(self) -> Iterator[int]:
+        """Numbers of the steps from which a fork, or a run that was resumed, went on with other options."""
         for number, (one, then) in enumerate(pairwise(self._line)):
             both = (one.metadata, then.metadata)
-            if all(each.get("source") == "loop" for each in both) and one.metadata.get(CONTEXT) != then.metadata.get(
-                CONTEXT
-            ):
+            within = all(each.get("source") == "loop" for each in both)
+            if within and any(both[0].get(key) != both[1].get(key) for key in (CONTEXT, CONFIGURED)):
                 yield number
 
     def _task_path(self, task_id: str) -> str:
         return self._task_paths.get(task_id, "")
 
-    def _context(self, until: CheckpointTuple) -> Mapping[str, Any]:
+    def _context(self, until: CheckpointTuple) -> Mapping[str, Any] | None:
         """The run context that a checkpoint was made with: each turn of a conversation has its own, and each fork."""
-        said: Any = None
-        for found in reversed(self._line[: self._number(until) + 1]):  # an edit has none
-            said = found.metadata.get(CONTEXT)
-            if said is not None or found.metadata.get("source") == "input":
-                break
-        task = self._trajectory.task
-        of_program = task.metadata.get(GIVEN_CONTEXT, {}) if task.family == RECORDED else {}
-        return {**(json.loads(said) if said else of_program), **self._given_context}
+        said = self._options_at(until).context
+        return {**(said or {}), **self._given_context} if said is not None or self._given_context else None
+
+    def _task(self, until: CheckpointTuple) -> TaskRef:
+        """The task, with what the graph was given in `config["configurable"]` when a checkpoint was made."""
+        task, kept = self._trajectory.task, self._options_at(until).configurable
+        given = {CONFIGURABLE: {**kept, **self._given_configurable}}
+        return task.model_copy(update={"metadata": {**task.metadata, **given}})
+
+    def _options_at(self, until: CheckpointTuple) -> OptionsOnRecord:
+        before = reversed(self._line[: self._number(until) + 1])
+        made = (found.metadata for found in before if has_options(found.metadata))
+        return options_of(next(made, {}), self._trajectory.task)
 
     def _recorded_resumes(self) -> dict[TaskPath, list[Any]]:
         """What the questions of each task were answered with, in their order."""
@@ -342,34 +352,57 @@ class ReplayRun:
         paths: TaskPathResolver,
     ) -> tuple[Exception | None, UnrecordedRequest | None]:
         """Run the segment; returns what the graph raised, and the request that is not on record."""
-        said = self._context(segment.end)
-        episode = Episode(self._trajectory.task, self._trajectory.thread_id, context=said)
-        memory = self._memory
-        await memory.begin_with(self._saver.memory(self._trajectory.thread_id, segment.start.checkpoint["id"]))
-        free = {"checkpointer": scratch, "store": memory.store}
-        free |= {"interrupt_before_nodes": [], "interrupt_after_nodes": []}
-        graph, context = self._graph.copy(update=free), run_context(self._graph, said, self._trajectory.graph)
-        limit = 2 * len(segment.checkpoints) + 50
-        config: RunnableConfig = {"configurable": episode.configurable, "recursion_limit": limit}
+        graph = await self._bound(segment, scratch)
         given: Command[Any] | None = None
+        until = scratch.stop_at
         while True:
+            resumed = segment.resumed_after(step_of(scratch.head))
+            scratch.stop_at = until if resumed is None else resumed
             replaying = ReplayRecording(answers, draws, paths, self._inherited_steps, self._saver.serializer)
-            try:
-                with recording(replaying), memory.in_force(), watching(self._effects):
-                    async for _ in graph.astream(given, config, context=context, durability="sync"):
-                        pass
-            except (StopStepReached, NotRecorded, EffectRefused):
+            error = await self._invoke(graph, given, segment, scratch, replaying)
+            if isinstance(error, StopStepReached) and resumed is not None:
+                given = None
+                continue
+            if isinstance(error, (StopStepReached, NotRecorded, EffectRefused)):
                 return None, replaying.unanswered
-            except Exception as error:
+            if error is not None or replaying.unanswered is not None:
                 return error, replaying.unanswered
-            if replaying.unanswered is not None:
-                return None, replaying.unanswered
             resumes = self._resumes(scratch, paths)
             if not (resumes or self._write_commands(segment, scratch)):
                 return None, None
             if given is not None and resumes == given.resume:  # which the graph does not take any more
                 return None, None
             given = Command(resume=resumes) if resumes else None
+
+    async def _bound(self, segment: Segment, scratch: ScratchSaver) -> Graph:
+        """The graph over `scratch`, with a LangGraph store as it was when the segment began, and no breakpoints."""
+        await self._memory.begin_with(self._saver.memory(self._trajectory.thread_id, segment.start.checkpoint["id"]))
+        free = {"checkpointer": scratch, "store": self._memory.store}
+        return self._graph.copy(update={**free, "interrupt_before_nodes": [], "interrupt_after_nodes": []})
+
+    async def _invoke(
+        self,
+        graph: Graph,
+        given: Command[Any] | None,
+        segment: Segment,
+        scratch: ScratchSaver,
+        replaying: ReplayRecording,
+    ) -> Exception | None:
+        """Invoke the graph with the options that are on record for the next step; returns what it raised."""
+        said = self._context(segment.end)
+        context = None if said is None else run_context(self._graph, said, self._trajectory.graph)
+        episode = Episode(self._task(segment.end), self._trajectory.thread_id, context=said or {})
+        config: RunnableConfig = {"configurable": episode.configurable}
+        limit, stop = segment.steps_after(step_of(scratch.head)) or (2 * len(segment.checkpoints) + 50, None)
+        if limit is not None:
+            config["recursion_limit"] = limit
+        try:
+            with recording(replaying), self._memory.in_force(), watching(self._effects), stopping_at(stop):
+                async for _ in graph.astream(given, config, context=context, durability="sync"):
+                    pass
+        except Exception as error:
+            return error
+        return None
 
     def _resumes(self, scratch: ScratchSaver, paths: TaskPathResolver) -> dict[str, Any]:
         """The recorded answers to the questions that wait, by LangGraph's ids of them."""

@@ -25,7 +25,7 @@ from hrm_agent.errors import ConfigError, GraphError, RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.conversation import CONFIGURABLE
 from hrm_agent.runtime.execution.loading import Graph, load_graph
-from hrm_agent.runtime.execution.run_context import given_context, run_context
+from hrm_agent.runtime.execution.run_context import options_on_record, run_context
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Selector, Step, Subgraph
 from hrm_agent.runtime.time_travel.read_history import history, trajectory_id_of
 from hrm_agent.runtime.time_travel.state_edits import Edit, edited_channels, write_edit
@@ -107,12 +107,13 @@ def fork(
     found = history(store, thread, graph=compiled or _loadable(graph, configurable), branches=False)
     moment = _of_the_graph(found, at)
     values = edited_channels(wanted, moment, compiled) if compiled is not None else {}
-    context = given_context(store, found.thread_id, known.task if known else None) if context is None else context
+    options = options_on_record(store, found.thread_id, known.task if known else None, moment.checkpoint_id)
+    context = (options.context or {}) if context is None else context
     group = name or _free_name(store, found.thread_id)
     origin = found.trajectory or _unrecorded(found, moment)
     episodes = [
         Episode(
-            task=task or origin.task,
+            task=task or _with_configurable(origin.task, options.configurable),
             thread_id=thread_id,
             graph=graph_name,
             run_id=joins.run_id if joins else "",
@@ -150,6 +151,13 @@ async def siblings(
     version = getattr(runner.backend, "policy_version", 0)
     episodes = fork(runner.store, thread, at, policy=runner.policy, policy_version=version, **options)
     return await runner.run_all(episodes, concurrency=concurrency)
+
+
+def _with_configurable(task: TaskRef, configurable: Mapping[str, Any]) -> TaskRef:
+    """The task, given what it was given at the moment of the fork."""
+    if configurable == task.metadata.get(CONFIGURABLE, {}):
+        return task
+    return task.model_copy(update={"metadata": {**task.metadata, CONFIGURABLE: configurable}})
 
 
 def _graph_of(store: RunStore, thread: str) -> str:

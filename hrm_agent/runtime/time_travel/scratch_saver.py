@@ -31,7 +31,9 @@ class ScratchSaver(InMemorySaver):
     ) -> None:
         """`start`, `memories` of subgraphs: checkpoints that stand without ancestors (`StateReader.alone`)."""
         super().__init__(serde=store.serde)
-        self._store, self._stop_at = store, None
+        self._store = store
+        self.stop_at: int | None = None
+        """The step after which the graph is stopped (None: it ends by itself)."""
         self.unread: list[RunnableConfig] = []
         """Where checkpoints were put that nobody has looked at yet."""
         self._task_paths: dict[str, str] = {}
@@ -40,7 +42,7 @@ class ScratchSaver(InMemorySaver):
             namespace = found.config.get("configurable", {}).get("checkpoint_ns", "")
             place: RunnableConfig = {"configurable": {**self._thread, "checkpoint_ns": namespace}}
             self.put(place, found.checkpoint, found.metadata, found.checkpoint["channel_versions"])
-        self._stop_at = stop_at
+        self.stop_at = stop_at
 
     def put(
         self,
@@ -52,7 +54,7 @@ class ScratchSaver(InMemorySaver):
         saved = super().put(config, checkpoint, metadata, new_versions)
         self.unread.append(saved)
         outermost = not config.get("configurable", {}).get("checkpoint_ns")
-        if outermost and self._stop_at is not None and metadata.get("step", -1) >= self._stop_at:
+        if outermost and self.stop_at is not None and metadata.get("step", -1) >= self.stop_at:
             raise StopStepReached
         return saved
 

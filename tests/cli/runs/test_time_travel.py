@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +238,52 @@ def test_a_thread_of_a_program_of_ones_own(asking: tuple[str, ...], hrm: Command
     assert "hrm-agent history mine --store" in hrm(*words, *policy, "--run").out
     assert hrm("diff", "mine", "mine/fork-1", "--json").json["changes"][0]["lines"] == ["-hello", "+goodbye"]
     assert [b["thread"] for b in hrm("history", "mine", "--json").json["branches"]] == ["mine/fork-1", "mine/fork-2"]
+
+
+GIVEN = """
+import operator
+from dataclasses import dataclass
+from typing import Annotated, TypedDict
+
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import Runtime
+
+from hrm_agent import record
+
+
+@dataclass
+class Who:
+    name: str = "nobody"
+
+
+class State(TypedDict, total=False):
+    task: str
+    said: Annotated[list, operator.add]
+
+
+def tell(state, runtime: Runtime[Who], config):
+    return {"said": [f"{runtime.context.name}, {config['configurable']['tone']}"]}
+
+
+builder = StateGraph(State, context_schema=Who).add_node("tell", tell).add_edge(START, "tell")
+graph = builder.compile(checkpointer=InMemorySaver())
+if __name__ == "__main__":
+    with record("runs/store.db"):
+        for name, tone in (("ann", "dry"), ("bob", "wet")):
+            options = {"configurable": {"thread_id": "t", "tone": tone}}
+            graph.invoke({"task": "x"}, options, context=Who(name))
+"""
+
+
+def test_a_moment_is_gone_on_from_with_what_its_turn_was_given(hrm: Command, tmp_path: Path) -> None:
+    """A program may give each turn its own context and configuration; the newest are another turn's."""
+    (tmp_path / "given.py").write_text(GIVEN)
+    subprocess.run([sys.executable, "given.py"], check=True, cwd=tmp_path)
+    assert "1 run replayed, 1 equal" in hrm("replay", "--check", "runs/store.db").out
+    for words, name in ((("fork", "t", "--at", "1", "--run"), "t/fork-1"), (("resume", "t", "--at", "1"), "t/fork-2")):
+        assert hrm(*words).code == 0
+        with open_store("runs/store.db") as store:
+            newest = store.checkpointer.get_tuple({"configurable": {"thread_id": name}})
+        assert newest is not None and newest.checkpoint["channel_values"]["said"] == ["ann, dry"]
+        assert hrm("replay", name).code == 0
