@@ -35,10 +35,10 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import HrmError
 from hrm_agent.graphs.parts.prompts import RESEARCH_PLANNER_PROMPT, SEARCHER_PROMPT
 from hrm_agent.models.scripted import ScriptedEngine
-from hrm_agent.runtime.episode import CONTEXT, Episode, EpisodeRunner
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history
-from hrm_agent.store import RunStore, open_store
+from hrm_agent.store import open_store
 from hrm_agent.tools.local_wiki import LocalWiki
 from hrm_agent.trajectory import Sampling, TaskRef, Trajectory
 
@@ -122,21 +122,15 @@ async def travel(runner: EpisodeRunner) -> None:
     print(f"\nPlayed again, {found.checkpoints} checkpoints, {found.tasks} tasks: {found.verdict.value}.")
 
     # What the writer needs is on record: the wiki is not missed.
-    (other,) = fork(store, THREAD, "before:write", edit=Edit(messages={0: IN_FEET}), seed=1, context=_context(store))
+    (other,) = fork(store, THREAD, "before:write", edit=Edit(messages={0: IN_FEET}), seed=1)
     show(await runner.run(other), IN_FEET)
     show(await runner.run(other, say="How many feet was that?"))
 
     # Whoever searches anew needs the wiki. That it is gone is an outcome like any other, not the end of the run.
-    (again,) = fork(store, THREAD, "before:search", seed=1, context=_context(store))
+    (again,) = fork(store, THREAD, "before:search", seed=1)
     ended = await runner.run(again)
     show(ended)
     print(f"This needs the wiki: {ended.own_tool_calls[0].status}: {ended.own_tool_calls[0].content}")
-
-
-def _context(store: RunStore) -> dict[str, Any]:
-    """The options that the thread was run with stand beside its checkpoints."""
-    newest = store.checkpointer.get_tuple({"configurable": {"thread_id": THREAD}})
-    return json.loads(str((newest.metadata if newest else {}).get(CONTEXT, "{}")))
 
 
 def show(trajectory: Trajectory, asked: str = "") -> None:
