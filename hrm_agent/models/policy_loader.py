@@ -20,6 +20,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from hrm_agent.blocking import may_block
 from hrm_agent.errors import ModelError, nearest, to_install
 from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base, rank_on_record
 from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend
@@ -73,8 +74,12 @@ def loaded_policy(name: str) -> Backend | None:
 
 def _key(name: str) -> tuple[int, str, str]:
     """One string names another model in another folder if it holds a path that is relative to it."""
-    by_path = name.partition(":")[0] in ("scripted", "vllm") or ":" not in name or "?" in name
-    return os.getpid(), str(Path.cwd()) if by_path and "://" not in name else "", name
+    scheme, colon, path = name.partition(":")
+    by_path = not colon or "?" in name or (scheme in ("scripted", "vllm") and "://" not in name)
+    if not by_path or Path(path if colon else name).is_absolute():
+        return os.getpid(), "", name
+    with may_block():  # it waits for nobody
+        return os.getpid(), str(Path.cwd()), name
 
 
 def _load(name: str) -> Backend:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blockbuster import blockbuster_ctx
 from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError
@@ -95,3 +96,11 @@ def test_a_relative_path_names_the_file_of_the_current_folder(tmp_path: Path, mo
     one, two, again = opened
     assert again is one
     assert [each.codec.decode(each.submit(request()).result(60).token_ids) for each in (one, two)] == ["one", "two"]
+
+
+async def test_a_watched_event_loop_may_ask_for_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`langgraph dev` raises in code that blocks its loop, and takes asking for the folder for that."""
+    monkeypatch.chdir(tmp_path)
+    with blockbuster_ctx(["hrm_agent"]):
+        for name in ("scripted:script.jsonl", f"scripted:{tmp_path / 'script.jsonl'}", "a_folder", "hf:a/model?x=1"):
+            assert loaded_policy(name) is None

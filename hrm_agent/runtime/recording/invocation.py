@@ -13,10 +13,10 @@ from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
+from hrm_agent.blocking import may_block
 from hrm_agent.runtime.execution.conversation import ABORTED
 from hrm_agent.runtime.execution.graph_run import GraphRun, as_state
 from hrm_agent.runtime.failures import run_failed
-from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.runtime.recording.observation import Losses, Observation
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import NOT_RECORDED, Recording, RunStatus, StopReason, Trajectory, TurnEnd, recording

@@ -22,8 +22,8 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
 )
 
+from hrm_agent.blocking import may_block
 from hrm_agent.errors import StoreError, UnstorableError
-from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.store.saver import StoreSaver
 from hrm_agent.trajectory import Call, Journal, MemoryJournal, Recording
 from hrm_agent.unicode import text_of

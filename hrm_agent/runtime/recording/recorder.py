@@ -23,6 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
+from hrm_agent.blocking import may_block
 from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import CHECKPOINTER as SAVER
 from hrm_agent.langgraph_format import TASK, checkpointer_of, config_in_force
@@ -39,7 +40,6 @@ from hrm_agent.runtime.execution.conversation import (
 from hrm_agent.runtime.execution.graph_names import graph_name
 from hrm_agent.runtime.execution.input_prompt import Asked, asked_by, is_resumption
 from hrm_agent.runtime.execution.run_context import GIVEN, GIVEN_CONTEXT, InvocationNotes, given_options
-from hrm_agent.runtime.recording.blocking import may_block
 from hrm_agent.runtime.recording.invocation import Invocation
 from hrm_agent.runtime.recording.observation import Losses, MirroredSaver, ObservedThread
 from hrm_agent.store import RunStore, StoreSaver, open_store
