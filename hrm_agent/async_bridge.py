@@ -1,20 +1,42 @@
-"""Between synchronous and asynchronous code: run a coroutine and wait, call in a thread, keep an event loop in one."""
+"""Between synchronous and asynchronous code.
+
+Run a coroutine and wait, call in a thread, keep an event loop in one, block for a moment in a loop that is watched.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from hrm_agent.guarded_loop import LoopGuard
 
-__all__ = ["BackgroundLoop", "ReusedThreads", "call_in_thread", "run_sync"]
+__all__ = ["BackgroundLoop", "ReusedThreads", "call_in_thread", "may_block", "run_sync"]
 
 _Result = TypeVar("_Result")
+
+
+@contextmanager
+def may_block() -> Generator[None]:
+    """Let the code inside block for a moment, such as a commit's.
+
+    `langgraph dev` watches its event loop, and raises in code that blocks it.
+    """
+    skip: Any = getattr(sys.modules.get("blockbuster.blockbuster"), "_skip", None)
+    if skip is None or skip.value:
+        yield
+        return
+    skip.value = True
+    try:
+        yield
+    finally:
+        skip.value = False
 
 
 def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:

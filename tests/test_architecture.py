@@ -42,7 +42,6 @@ ALLOWED: dict[str, set[str]] = {
     "hrm_agent.unicode": set(),
     "hrm_agent.async_bridge": {"hrm_agent.guarded_loop"},
     "hrm_agent.guarded_loop": set(),
-    "hrm_agent.blocking": set(),
     "hrm_agent.bounded": set(),
     "hrm_agent.plotting": {"hrm_agent.errors"},
     "hrm_agent.langgraph_format": set(),
@@ -83,7 +82,6 @@ ALLOWED: dict[str, set[str]] = {
     },
     "hrm_agent.models": {
         "hrm_agent.async_bridge",
-        "hrm_agent.blocking",
         "hrm_agent.bounded",
         "hrm_agent.errors",
         "hrm_agent.guarded_loop",

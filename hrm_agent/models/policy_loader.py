@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from hrm_agent.blocking import may_block
+from hrm_agent.async_bridge import may_block
 from hrm_agent.errors import ModelError, nearest, to_install
 from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base, rank_on_record
 from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend

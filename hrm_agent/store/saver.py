@@ -112,7 +112,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
         """Makes further metadata for the outermost graph's checkpoints."""
 
     def noting(self, notes: CheckpointNotes) -> Self:
-        """The same checkpointer, for one invocation, which adds `notes` to the metadata of its checkpoints."""
+        """A copy of this checkpointer for one invocation. It adds `notes` to the metadata of checkpoints."""
         clone = copy.copy(self)
         clone.notes = notes
         return clone

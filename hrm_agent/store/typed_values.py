@@ -309,7 +309,7 @@ def _made_of(value: Any) -> dict[str, Any]:
 
 
 def _is_all_attributes(cls: type) -> bool:
-    """Whether a class is written in Python and defines no equality: its objects are compared by their attributes."""
+    """True for a class of Python code without an equality of its own, so that attributes are compared."""
     in_python = all(each.__flags__ & _HEAP_TYPE for each in cls.__mro__ if each is not object)
     return in_python and cls.__eq__ is object.__eq__
 

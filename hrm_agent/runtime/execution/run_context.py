@@ -46,7 +46,7 @@ __all__ = [
 CONTEXT = "hrm_agent_context"
 """Key in the metadata of checkpoints: the run context as JSON, since LangGraph stores none and a replay needs it."""
 CONFIGURED = "hrm_agent_configurable"
-"""Key there: what the graph was given in `config["configurable"]`, as JSON."""
+"""Key there: the entries of `config["configurable"]`, as JSON."""
 STEPS = "hrm_agent_steps"
 """Key there: the invocation's `recursion_limit` (None: LangGraph's default), and its last allowed step."""
 GIVEN_CONTEXT = "context"
@@ -130,7 +130,7 @@ class InvocationNotes:
     def __init__(
         self, recursion_limit: int | None, *, configurable: Mapping[str, Any], context: Mapping[str, Any] | None
     ) -> None:
-        """`context`: fields of the run context; None: there is none."""
+        """`context`: fields of the run context (None: no context is given)."""
         self._facts = dict[str, Any]()
         if configurable:
             self._facts[CONFIGURED] = json.dumps(dict(configurable), default=str)
@@ -148,16 +148,16 @@ class InvocationNotes:
 
 
 class OptionsOnRecord(NamedTuple):
-    """What a thread was given beside its input."""
+    """Options of a thread, given beside its input."""
 
     context: dict[str, Any] | None
     """Fields of the run context. None: a program gave none, so that there was none."""
     configurable: dict[str, Any]
-    """What was in `config["configurable"]`."""
+    """Entries of `config["configurable"]`."""
 
 
 def options_on_record(store: RunStore, thread: str, task: TaskRef | None, at: str = "") -> OptionsOnRecord:
-    """Options in force at the checkpoint `at` of a thread, by default the newest. An edit has none of its own."""
+    """Options in force at the checkpoint `at` (empty: the newest). An edit keeps those before it."""
     found = shown_channels(store, thread, at, names=("",))
     while found is not None and not has_options(found.metadata) and found.parent_config is not None:
         before: Any = found.parent_config.get("configurable")

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
 )
 
-from hrm_agent.blocking import may_block
+from hrm_agent.async_bridge import may_block
 from hrm_agent.errors import StoreError, UnstorableError
 from hrm_agent.store.saver import StoreSaver
 from hrm_agent.trajectory import Call, Journal, MemoryJournal, Recording

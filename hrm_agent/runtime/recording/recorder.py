@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
-from hrm_agent.blocking import may_block
+from hrm_agent.async_bridge import may_block
 from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import CHECKPOINTER as SAVER
 from hrm_agent.langgraph_format import TASK, checkpointer_of, config_in_force

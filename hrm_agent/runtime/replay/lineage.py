@@ -49,9 +49,9 @@ class Segment:
         return None if noted is None else (noted[0], noted[1])
 
     def resumed_after(self, step: int) -> int | None:
-        """The next step, from `step` on, after which another invocation went on. None if there is none.
+        """Number of the next step, beyond `step`, that was the last one of its invocation (None: no such step).
 
-        Where it answered a question, the graph stops by itself.
+        Steps that ended with a question are left out, since the graph stops there by itself.
         """
         for found, then in pairwise(self.checkpoints):
             both = (found.metadata.get(STEPS), then.metadata.get(STEPS))
