@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.models.codec.chat_template import PolicyCodec
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.models.vllm.launch import LaunchOptions
 from hrm_agent.training.configs import GrpoConfig
@@ -21,7 +20,7 @@ __all__ = ["open_fleet"]
 
 
 def open_fleet(
-    config: GrpoConfig, folder: Path, tokenizer: Any, score: Callable[[Sequence[int]], list[float]]
+    config: GrpoConfig, folder: Path, codec: PolicyCodec, score: Callable[[Sequence[int]], list[float]]
 ) -> EngineFleet:
     """The servers of a run, started or found; they have no weights of the trainer yet. Raises `ModelError`.
 
@@ -56,7 +55,7 @@ def open_fleet(
         abort=config.rollout.on_publish == "abort",
     )
     scheduler = RolloutScheduler(_policy(config), seed=config.seed)
-    return EngineFleet(config.policy, ChatTemplateCodec(tokenizer), options, scheduler, score)
+    return EngineFleet(config.policy, codec, options, scheduler, score)
 
 
 def _policy(config: GrpoConfig) -> SchedulingPolicy:

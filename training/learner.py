@@ -56,7 +56,7 @@ class Learner:
         )
         if optim.gradient_checkpointing:
             self._policy.recompute_activations()
-        model, self.tokenizer = self._policy.model, self._policy.tokenizer
+        model, self.codec = self._policy.model, self._policy.codec
         self._config = config
         self.model, self.optimizer = self._prepared(model)
         self.version = 0
@@ -78,11 +78,11 @@ class Learner:
             from hrm_agent.training.engines import open_fleet
 
             assert self._folder is not None, "servers write their logs to the run's folder"
-            engine: Engine = open_fleet(self._config, self._folder, self.tokenizer, self._score)
+            engine: Engine = open_fleet(self._config, self._folder, self.codec, self._score)
         else:
             model = self.accelerator.unwrap_model(self.model)
             model = copy_of_trained(model) if rollout.versions_behind else model
-            engine = TransformersEngine(model, self.tokenizer, name=self.name)
+            engine = TransformersEngine(model, self.codec, name=self.name)
             if rollout.on_publish == "abort":
                 engine = RestartingEngine(engine)
         self._publish_to(engine)

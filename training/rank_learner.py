@@ -53,7 +53,7 @@ class RankLearner(Learner):
         """Samples with all weights, on each rank; servers are rank 0's."""
         if self._on_servers:
             return super().engine
-        engine = TransformersEngine(self._policy.model, self.tokenizer, name=self.name)
+        engine = TransformersEngine(self._policy.model, self.codec, name=self.name)
         engine.publish(self.version)
         return engine
 

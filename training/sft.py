@@ -34,7 +34,7 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel
 
 from hrm_agent.errors import ConfigError, RunError, TaskError
-from hrm_agent.models.codec.tool_calls import tool_call_text
+from hrm_agent.models.codec.calls.hermes import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.training.adapter import Adapter
 from hrm_agent.training.chat_rows import chat_of
@@ -233,13 +233,13 @@ def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
     for i, message in enumerate(conversation.messages):
         if not isinstance(message, AIMessage):
             continue
-        inserted = _continue(codec, conversation, i, answered)
+        inserted = _continue(codec, conversation, i, answered, ids)
         if inserted is None:
             if ids:
                 examples.append(Example(tuple(ids), tuple(mask)))
             ids, mask = [], []
             inserted = codec.encode(conversation.messages[:i], conversation.tools)
-        answer = codec.encode_answer(answer_text(message))
+        answer = codec.encode_turn(conversation.messages[: i + 1], conversation.tools)
         ids += [*inserted, *answer]
         learned = message.additional_kwargs.get("weight", 1) != 0
         mask += [False] * len(inserted) + [learned] * len(answer)
@@ -247,12 +247,15 @@ def tokenize(conversation: Conversation, codec: Codec) -> list[Example]:
     return [*examples, Example(tuple(ids), tuple(mask))] if ids else examples
 
 
-def _continue(codec: Codec, conversation: Conversation, i: int, answered: int | None) -> list[int] | None:
+def _continue(
+    codec: Codec, conversation: Conversation, i: int, answered: int | None, ids: Sequence[int]
+) -> list[int] | None:
     """Prompt tokens between the last answer and the i-th message; None if a new sequence has to begin."""
     if answered is None:
         return None
     try:
-        return codec.extend(conversation.messages[:i], answered, ended=True, tools=conversation.tools)
+        messages, tools = conversation.messages[:i], conversation.tools
+        return codec.extend(messages, answered, ended_by=ids[-1], tools=tools)
     except TemplateMismatch:
         return None
 

@@ -14,6 +14,8 @@ from torch import nn
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.adapter_folder import on_its_base
+from hrm_agent.models.codec.chat_template import PolicyCodec
+from hrm_agent.models.codec.opening import open_codec
 from hrm_agent.models.local.load_weights import load_for_answers
 from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
 from hrm_agent.models.policy_loader import model_folder
@@ -40,6 +42,8 @@ class TrainedPolicy:
     """None where all weights are trained."""
     options: LoadOptions
     """How the weights were loaded."""
+    codec: PolicyCodec
+    """How the policy is spoken to."""
 
     @classmethod
     def load(cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device | str, seed: int) -> Self:
@@ -49,15 +53,16 @@ class TrainedPolicy:
         whole = on_its_base(parse_model(name))
         # Not packed for answers: packing would round the scales anew whenever engine and trainer take turns.
         options = replace(whole.options, adapter=None, dtype=dtype, device=str(device), kernel="plain")
-        model, tokenizer = load_for_answers(folder, options)
+        model, tokenizer = load_for_answers(folder, options, whole.codec)
+        codec = open_codec(tokenizer, whole.codec, model.generation_config)
         _refuse_not_finite(model, name)
         if not wanted:
-            return cls(name, model, tokenizer, None, options)
+            return cls(name, model, tokenizer, None, options, codec)
         base = _named(whole, replace(options, device="auto", kernel=whole.options.kernel))
         start = whole.options.adapter
         kind = AdaptersByRole if adapter.lora_roles else Adapter
         put = kind.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
-        return cls(name, model.eval(), tokenizer, put, options)  # the adapter's new layers, too
+        return cls(name, model.eval(), tokenizer, put, options, codec)  # the adapter's new layers, too
 
     def save(self, folder: Path, card: str) -> None:
         """What is trained, and a card; of a whole model also its tokenizer and chat template."""
@@ -119,5 +124,6 @@ def _named(asked: ModelString, options: LoadOptions) -> str:
     usual = LoadOptions()
     base = asked.base if asked.scheme else str(Path(asked.name).resolve())
     given = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
-    shown = [f"{key}={quote(value)}" for key, value in given.items() if value != getattr(usual, key)]
+    asked_for = {key: value for key, value in given.items() if value != getattr(usual, key)} | asked.codec.query()
+    shown = [f"{key}={quote(value)}" for key, value in asked_for.items()]
     return f"{base}?{'&'.join(shown)}" if shown else base

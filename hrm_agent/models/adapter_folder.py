@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
+from hrm_agent.models.model_string import CodecOptions, LoadOptions, ModelString, is_folder, parse_model
 
 __all__ = ["BASE_FILE", "is_adapter_folder", "on_its_base", "rank_on_record", "roles_on_record", "write_base"]
 
@@ -48,7 +48,8 @@ def on_its_base(asked: ModelString) -> ModelString:
         if (value := getattr(asked.options, each.name)) != getattr(usual, each.name)
     }
     options = replace(base.options, **{**given, "adapter": asked.name})
-    return ModelString(asked.text, base.scheme, base.name, options)
+    codec = CodecOptions(**{**base.codec.query(), **asked.codec.query()})
+    return ModelString(asked.text, base.scheme, base.name, options, codec)
 
 
 def rank_on_record(folder: str) -> int:

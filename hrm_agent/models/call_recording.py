@@ -18,6 +18,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.runnables.config import ensure_config
 from pydantic import BaseModel
 
+from hrm_agent.models.codec.thoughts import REASONING
 from hrm_agent.models.engine import Codec, Completion, Engine, ParsedTurn, TemplateMismatch
 from hrm_agent.models.recorded_values import OWN_FACTS, pack_answer
 from hrm_agent.trajectory import (
@@ -157,9 +158,10 @@ def find_prefix(recording: Recording, engine: Engine, pending: PendingCall) -> P
     reason = _mismatch(parent, engine, pending, answered)
     if reason is not None:
         return _root(engine.codec, pending, reason, parent.id)
-    ended = parent.token_ids[-1:] == (engine.codec.end_of_turn,)
+    last = parent.token_ids[-1]
+    ended_by = last if last in engine.codec.ends else None
     try:
-        inserted = engine.codec.extend(pending.messages, answered, ended=ended, tools=pending.tools)
+        inserted = engine.codec.extend(pending.messages, answered, ended_by=ended_by, tools=pending.tools)
         path = known[1] if known else journal.path_tokens(parent.id)
     except TemplateMismatch:
         return _root(engine.codec, pending, BranchReason.TEMPLATE, parent.id)
@@ -319,10 +321,11 @@ def _thread(pending: PendingCall) -> dict[str, str]:
 
 def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
     text = engine.codec.decode(completion.token_ids)
-    parsed = ParsedTurn(text.strip()) if completion.constrained else engine.codec.parse(text)
+    parsed = ParsedTurn(text.strip()) if completion.constrained else engine.codec.parse(text, pending.tools)
     prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
     return AIMessage(
         content=parsed.content,
+        additional_kwargs={} if parsed.reasoning is None else {REASONING: parsed.reasoning},
         id=pending.call_id,
         tool_calls=[
             {"type": "tool_call", "id": f"{pending.call_id[:16]}-{i}", "name": call["name"], "args": call["args"]}

@@ -45,9 +45,8 @@ from hrm_agent.models.call_recording import (
     find_prefix,
     open_call,
 )
-from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
-from hrm_agent.models.engine import Completion, Engine, GenerationRequest
+from hrm_agent.models.engine import Completion, Engine, GenerationRequest, TextStream
 from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options, sent_sampling
 from hrm_agent.models.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
@@ -359,12 +358,12 @@ class _TextStream:
         self._job = job
         self._shown = ""
         self._blank = ""
-        self._decoder: StreamDecoder | None = None
+        self._decoder: TextStream | None = None
 
     def add(self, token: int) -> Iterator[ChatGenerationChunk]:
         if self._decoder is None:  # only engines tell of tokens
             engine: Engine = self._job.backend  # pyright: ignore[reportAssignmentType]
-            self._decoder = StreamDecoder(engine.codec.decode)
+            self._decoder = engine.codec.stream()
         text = self._blank + self._decoder.push(token)
         text = text if self._shown else text.lstrip()
         ready = text.rstrip()

@@ -15,7 +15,16 @@ from langchain_core.messages import BaseMessage
 
 from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
-__all__ = ["Codec", "Completion", "Engine", "GenerationRequest", "KeepsRollouts", "ParsedTurn", "TemplateMismatch"]
+__all__ = [
+    "Codec",
+    "Completion",
+    "Engine",
+    "GenerationRequest",
+    "KeepsRollouts",
+    "ParsedTurn",
+    "TemplateMismatch",
+    "TextStream",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,34 +119,55 @@ class ParsedTurn:
     """An answer's text, taken apart."""
 
     content: str
-    """The text without its tool calls."""
+    """The text without its tool calls and its thoughts."""
     tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """`{"name": str, "args": dict}` each, in order."""
     invalid_tool_calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """`{"name": str | None, "args": str, "error": str}` each: calls that could not be decoded, with the reason."""
+    reasoning: str | None = None
+    """Thoughts before the answer, where the model's template knows of any."""
 
 
 class TemplateMismatch(Exception):
     """The chat template rewrites earlier turns: the new prompt does not start with what the model saw before."""
 
 
+class TextStream(Protocol):
+    """The text of one answer while it is being sampled."""
+
+    def push(self, token_id: int) -> str:
+        """The text that can be shown now that this token is known; often empty."""
+        ...
+
+    def finish(self) -> str:
+        """The text that was held back and turned out to be plain."""
+        ...
+
+
 class Codec(Protocol):
     """Messages to token ids and back. Text inside a message can never become a control token."""
 
     end_of_turn: int
-    """The token with which the policy ends its turn."""
+    """The token that ends a written answer."""
+    ends: frozenset[int]
+    """All tokens that end an answer, `end_of_turn` among them."""
 
     def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The whole prompt, up to and with the header of the answer. `tools` in OpenAI's form."""
         ...
 
     def extend(
-        self, messages: Sequence[BaseMessage], answered: int, *, ended: bool, tools: Sequence[dict[str, Any]] = ()
+        self,
+        messages: Sequence[BaseMessage],
+        answered: int,
+        *,
+        ended_by: int | None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
         """The tokens to insert after the sampled tokens of `messages[answered]`, up to the header of the next answer.
 
-        `ended` says whether the sampled tokens end with `end_of_turn`; if not, the insertion starts with it.
-        Raises `TemplateMismatch` where the template does not leave the earlier turns as they were.
+        `ended_by`: the last sampled token if it is one of `ends` (None: the answer was cut, and the insertion starts
+        with its end). Raises `TemplateMismatch` where the template does not leave the earlier turns as they were.
         """
         ...
 
@@ -146,9 +176,19 @@ class Codec(Protocol):
         ...
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of an answer that was written rather than sampled (a demonstration), with its end of turn."""
+        """Token ids of an answer as the model would write it (a script's), with its end."""
         ...
 
-    def parse(self, text: str) -> ParsedTurn:
-        """Take an answer's text apart."""
+    def encode_turn(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Token ids of the last message, an answer that was written rather than sampled (a demonstration), with its
+        end: what the model would have had to sample after `encode(messages[:-1], tools)`.
+        """
+        ...
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> ParsedTurn:
+        """Take an answer's text apart. `tools`: those that were offered, which say the types of arguments."""
+        ...
+
+    def stream(self) -> TextStream:
+        """A decoder for one answer that is being sampled."""
         ...

@@ -8,12 +8,13 @@ loads the same model in the same way. Options are checked when the string is rea
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from urllib.parse import unquote
 
 from hrm_agent.errors import ModelError, nearest
 
-__all__ = ["LoadOptions", "ModelString", "is_folder", "parse_model"]
+__all__ = ["CodecOptions", "LoadOptions", "ModelString", "codec_options", "is_folder", "parse_model"]
 
 _LOCAL = ("", "builtin", "hf")
 """Schemes of weights that are loaded here; the empty one is a folder's."""
@@ -37,7 +38,29 @@ class LoadOptions:
     """How a CPU multiplies by weights in 4 bits: `plain`; `auto` is packed where it can be (`hrm_agent.models.nf4`)."""
 
 
-_VALUES = {"load": ("nf4", "int8"), "dtype": ("auto", "float32", "bfloat16", "float16"), "kernel": ("auto", "plain")}
+@dataclass(frozen=True, slots=True)
+class CodecOptions:
+    """How a model is spoken to, where its tokenizer alone does not say it well."""
+
+    template: str | None = None
+    """File of the chat template (None: the tokenizer's own)."""
+    tools: str | None = None
+    """Form of tool calls by name, or `prompted` (None: it is found by what the template writes)."""
+    thoughts: str | None = None
+    """`keep` leaves the thoughts of earlier turns where they are (None: as the template has it)."""
+
+    def query(self) -> dict[str, str]:
+        """What was given, as options of a model string."""
+        given = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in given if value is not None}
+
+
+_VALUES = {
+    "load": ("nf4", "int8"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "kernel": ("auto", "plain"),
+    "thoughts": ("keep",),
+}
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
@@ -53,6 +76,8 @@ class ModelString:
     """Without scheme and options."""
     options: LoadOptions = field(default=LoadOptions())
     """How weights are loaded into this process; the defaults where the string has none."""
+    codec: CodecOptions = field(default=CodecOptions())
+    """How the model is spoken to; the defaults where the string has none."""
 
     @property
     def local(self) -> bool:
@@ -84,7 +109,17 @@ def parse_model(text: str) -> ModelString:
         if scheme and not rest:
             raise ModelError(f"{text!r} names no model.", f"Write {text}NAME, as in openai:gpt-5.")
         return ModelString(text, scheme, text.partition(":")[2])
-    return ModelString(text, scheme, rest, _options(text, query))
+    given = _options(text, query)
+    spoken = {each.name: given.pop(each.name) for each in fields(CodecOptions) if each.name in given}
+    return ModelString(text, scheme, rest, LoadOptions(**given), CodecOptions(**spoken))
+
+
+def codec_options(text: str, given: Mapping[str, str]) -> CodecOptions:
+    """Options of how a model is spoken to, out of all that a string of another scheme gives. Raises `ModelError`."""
+    own = {each.name: given[each.name] for each in fields(CodecOptions) if given.get(each.name)}
+    for name, value in own.items():
+        _check(text, name, value)
+    return CodecOptions(**own)
 
 
 def is_folder(text: str) -> bool:
@@ -92,9 +127,9 @@ def is_folder(text: str) -> bool:
     return os.path.isdir(text)  # noqa: PTH112
 
 
-def _options(text: str, query: str) -> LoadOptions:
+def _options(text: str, query: str) -> dict[str, str]:
     given: dict[str, str] = {}
-    known = [option.name for option in fields(LoadOptions)]
+    known = [option.name for kind in (LoadOptions, CodecOptions) for option in fields(kind)]
     for part in filter(None, query.split("&")):
         name, equals, value = part.partition("=")
         if name not in known:
@@ -106,7 +141,7 @@ def _options(text: str, query: str) -> LoadOptions:
             raise ModelError(f"{text!r} gives the option {name!r} twice or no value.", f"Write {name}=VALUE, once.")
         given[name] = unquote(value)
         _check(text, name, given[name])
-    return LoadOptions(**given)
+    return given
 
 
 def _check(text: str, name: str, value: str) -> None:

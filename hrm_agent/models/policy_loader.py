@@ -106,17 +106,13 @@ def load_codec(name: str) -> Codec:
         from hrm_agent.models.vllm.engine import load_vllm_codec
 
         return load_vllm_codec(name)
-    folder = local_folder(on_its_base(asked))
+    whole = on_its_base(asked)
+    folder = local_folder(whole)
     if find_spec("transformers") is None:
         raise ModelError(f"The tokenizer of {name!r} needs transformers.", f"Run `{to_install('train')}`.")
-    from transformers import AutoTokenizer
+    from hrm_agent.models.codec.opening import load_codec_of
 
-    from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-
-    try:
-        return ChatTemplateCodec(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"The tokenizer of {name!r} cannot be loaded: {error}.") from error
+    return load_codec_of(folder, whole.codec)
 
 
 def model_folder(name: str, *, adapter: bool = False) -> str:
@@ -198,7 +194,7 @@ def _local(asked: ModelString) -> Backend:
     with told_if_slow(f"loading torch and {asked.text}; the first time this takes up to a minute"):
         from hrm_agent.models.local.load_weights import load_engine
 
-        return load_engine(folder, name=asked.text, options=whole.options)
+        return load_engine(folder, name=asked.text, options=whole.options, codec=whole.codec)
 
 
 def _scripted(path: Path, name: str) -> Backend:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from hrm_agent.errors import ConfigError, ModelError, RunError
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import GenerationRequest
 from hrm_agent.models.local.load_weights import load_pretrained
 from hrm_agent.models.policy_loader import model_folder
@@ -59,7 +60,8 @@ def test_where_no_server_is_asked_for_one_is_started() -> None:
 
 def opened(folder: Path, **keys: Any) -> None:
     _, tokenizer = load_pretrained(model_folder("builtin:cold-start"), dtype="float32")
-    open_fleet(GrpoConfig.of(engine="vllm", **keys), folder, tokenizer, lambda ids: [0.0] * (len(ids) - 1)).close()
+    codec = ChatTemplateCodec(tokenizer)
+    open_fleet(GrpoConfig.of(engine="vllm", **keys), folder, codec, lambda ids: [0.0] * (len(ids) - 1)).close()
 
 
 def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_where_the_template_rewrites_earlier_turns_a_new_example_begins(codec):
     class Forgetful:
         """A codec whose template drops what was said before."""
 
-        encode, encode_answer = codec.encode, codec.encode_answer
+        encode, encode_turn = codec.encode, codec.encode_turn
 
         def extend(self, *_args, **_options):
             raise TemplateMismatch

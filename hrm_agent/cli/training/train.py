@@ -316,7 +316,6 @@ def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
 
 def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     from hrm_agent.cli.training.from_records import CONVERSATIONS
-    from hrm_agent.models.codec.chat_template import ChatTemplateCodec
     from hrm_agent.training.checkpoints import Checkpoints, keep_model
     from hrm_agent.training.metrics import NOT_FINITE
     from hrm_agent.training.sft import read_chats, train_sft, wait_for_all
@@ -333,7 +332,7 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     with progress("sft", config.steps) as advance:
         train_sft(
             policy.model,
-            ChatTemplateCodec(policy.tokenizer),
+            policy.codec,
             conversations,
             config,
             metrics_path=folder / "metrics.jsonl",

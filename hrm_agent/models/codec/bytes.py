@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 
+from hrm_agent.models.codec.calls.hermes import parse_turn, tool_call_text
 from hrm_agent.models.codec.messages import answer_text, message_role, message_text
-from hrm_agent.models.codec.tool_calls import parse_turn, tool_call_text
+from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.engine import ParsedTurn
 from hrm_agent.unicode import without_surrogates
 
@@ -33,6 +34,8 @@ class ByteCodec:
 
     end_of_turn = _END
     """Token that ends a turn."""
+    ends = frozenset((_END,))
+    """The same, as a set."""
     control_token_ids = frozenset((_START, _END))
     """Tokens of the frame that a policy might forge."""
     vocab_size = 260
@@ -44,25 +47,40 @@ class ByteCodec:
         return [*offered, *(i for message in messages for i in _turn(message)), *_header()]
 
     def extend(
-        self, messages: Sequence[BaseMessage], answered: int, *, ended: bool, tools: Sequence[dict[str, Any]] = ()
+        self,
+        messages: Sequence[BaseMessage],
+        answered: int,
+        *,
+        ended_by: int | None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
         """The tokens to insert after the sampled tokens of `messages[answered]`; earlier turns are never rewritten."""
         del tools
         following = (i for message in messages[answered + 1 :] for i in _turn(message))
-        return [*([] if ended else [_END]), *_bytes("\n"), *following, *_header()]
+        return [*([_END] if ended_by is None else []), *_bytes("\n"), *following, *_header()]
 
     def encode_answer(self, text: str) -> list[int]:
         """Token ids of a written answer, with its end of turn."""
         return [*_bytes(text), _END]
+
+    def encode_turn(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Token ids of the last message, which is an answer, with its end of turn."""
+        del tools
+        return self.encode_answer(_answer(cast("AIMessage", messages[-1])))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens, without the control token that ended the turn."""
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self.control_token_ids else token_ids
         return b"".join(_SPELLING.get(i) or bytes((i,)) for i in ids).decode(errors="replace")
 
-    def parse(self, text: str) -> ParsedTurn:
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> ParsedTurn:
         """Content and tool calls of an answer's text."""
+        del tools
         return parse_turn(text)
+
+    def stream(self) -> StreamDecoder:
+        """A decoder for one answer that is being sampled."""
+        return StreamDecoder(self.decode)
 
 
 def _turn(message: BaseMessage) -> list[int]:

@@ -8,8 +8,8 @@ Three rules, each of which a peer breaks:
 * *Text is text.* Spellings of added tokens inside a message are encoded as plain text
   (`hrm_agent.models.codec.control_tokens`). In the policy's own turns only control tokens are guarded: its tags are
   tags.
-* *A turn ends with a control token.* The token is found by rendering an answer and looking at what follows it, since
-  the tokenizer's `eos_token` is not always the one that the template writes.
+* *A turn ends as the template has it.* The tokens are found by rendering answers and looking at what follows them
+  (`hrm_agent.models.codec.dialect`), since the tokenizer's `eos_token` is not always the one that the template writes.
 
 Encoding is cut into turns, and the ids of a turn are cached: in a rollout the same system turn is encoded for every
 sample. Limits: byte-level and other tokenizers of the `tokenizers` library only; added tokens made of white space are
@@ -18,39 +18,46 @@ not guarded (they are part of ordinary text in some vocabularies).
 
 from __future__ import annotations
 
-import json
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from tokenizers import Tokenizer
 from transformers.utils import chat_template_utils
 
 from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import ModelError, TemplateRefusalError
+from hrm_agent.models.codec.arrangement import Arranging, Guards, thoughts_and_content
+from hrm_agent.models.codec.calls.form import schemas_of
 from hrm_agent.models.codec.control_tokens import ControlTokenGuard
-from hrm_agent.models.codec.messages import answer_text, message_role, message_text
-from hrm_agent.models.codec.stream_decoder import StreamDecoder
-from hrm_agent.models.codec.tool_calls import parse_turn
+from hrm_agent.models.codec.dialect import Dialect, Ending, discover
+from hrm_agent.models.codec.encoders import own_encoder, plain_encoder
+from hrm_agent.models.codec.proof import Fault, Speech
+from hrm_agent.models.codec.stream_decoder import Hidden, StreamDecoder
+from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec, ParsedTurn, TemplateMismatch
 
 __all__ = ["ChatTemplateCodec", "PolicyCodec", "StreamDecoder"]
 
 _templates: Any = chat_template_utils
-_PROBE = "ANSWER"
 _REMEMBERED = 4096
 _REMEMBERED_CHARACTERS = 32 << 20
 """Of rendered conversations, with what they were rendered from."""
+_KEEPING = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
+"""Variables by which templates are told to keep the thoughts of earlier turns."""
+_STAND_IN = "ANSWER\U0010fffdANSWER"
+"""Stands for an answer's words while what follows them is looked for."""
 
 
 class PolicyCodec(Codec, Protocol):
     """A codec that says which tokens must not be sampled inside a turn."""
 
     control_token_ids: frozenset[int]
-    """Tokens that end an answer wherever they are sampled, `end_of_turn` included."""
+    """Tokens that end an answer wherever they are sampled, `ends` included."""
 
 
 class ChatTemplateCodec:
@@ -58,54 +65,108 @@ class ChatTemplateCodec:
 
     end_of_turn: int
     """Id of the token that the template writes after an answer."""
+    ends: frozenset[int]
+    """Ids of all tokens that end an answer."""
     control_token_ids: frozenset[int]
-    """Ids of all special tokens, the end of the turn among them."""
+    """Ids of the special tokens, but for those that stand inside of answers: marks of calls and thoughts."""
+    dialect: Dialect
+    """How the template is spoken to."""
+    speech: Speech | None = None
+    """What a test of it showed; None where it was not put to any."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        """`tokenizer`: a `transformers` tokenizer with a chat template, backed by the `tokenizers` library."""
+    def __init__(
+        self, tokenizer: Any, *, tools: str | None = None, keep_thoughts: bool = False, ends: Iterable[int] = ()
+    ) -> None:
+        """`tokenizer`: a `transformers` tokenizer with a chat template, backed by the `tokenizers` library.
+
+        `tools`: name of the form of calls (None: it is found). `keep_thoughts`: thoughts of earlier turns stay where
+        the template would drop them. `ends`: further tokens that end an answer, as the model's configuration has them.
+        """
+        if not getattr(tokenizer, "chat_template", None):
+            raise ModelError(
+                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so it cannot encode a conversation.",
+                "Use an instruction-tuned model, name a template by ?template=FILE, or set `tokenizer.chat_template`.",
+            )
         self.tokenizer = tokenizer
-        self._encoder = _backend(tokenizer)
+        self.keep_thoughts = keep_thoughts
+        self._asked = tools, keep_thoughts, tuple(ends)
+        self._encoder = own_encoder(tokenizer)
+        self._plain_encoder = plain_encoder(self._encoder)
         self._rendered = BoundedMap[str, tuple[str, str]](_REMEMBERED, _weight, _REMEMBERED_CHARACTERS)
         self._offered = BoundedMap[str, list[Any]](_REMEMBERED // 64)
         self._lock = threading.Lock()
-        self._plain_encoder = _without_added_tokens(self._encoder)
-        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map) | (_KEEPING if keep_thoughts else {})
         added = self._encoder.get_added_tokens_decoder()
         self._added_ids = frozenset(i for i, token in added.items() if token.content.strip())
-        self.control_token_ids = frozenset(i for i, token in added.items() if token.special) | frozenset(
+        special = frozenset(i for i, token in added.items() if token.special) | frozenset(
             cast("list[int]", tokenizer.all_special_ids)
         )
-        self._guard, self._tags, self._controls = self._make_guard()
-        self.end_of_turn, self._end_text = self._find_end_of_turn()
-        end = added.get(self.end_of_turn)
+        spellings = {i: added[i].content for i in self._added_ids}
+        controls = [spellings[i] for i in special if i in spellings]
+        self.dialect = discover(self._render, controls, self._source(), tools)
+        self._name_tokens(special, spellings, self._asked[2])
+        self._set_guard(spellings, controls)
+        end = added.get(self._frame)
         self._separable = end is not None and not end.lstrip
         self._turn_ids = lru_cache(maxsize=4096)(self._encode_turn)
         self._plain_ids = lru_cache(maxsize=1024)(self._encode_plainly)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process the tokenizer says all."""
-        return type(self), (self.tokenizer,)
+        """For another process the tokenizer and what was asked say all."""
+        return _rebuilt, (type(self), self.tokenizer, *self._asked)
 
     def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The whole prompt, up to and with the header of the answer."""
-        return self._ids(self._render(self._dicts(messages), self._guarded_tools(tools)))
+        return self._ids(self._arranged(self._turns(messages), self._guarded_tools(tools)))
 
     def extend(
-        self, messages: Sequence[BaseMessage], answered: int, *, ended: bool, tools: Sequence[dict[str, Any]] = ()
+        self,
+        messages: Sequence[BaseMessage],
+        answered: int,
+        *,
+        ended_by: int | None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
         """The tokens to insert after the sampled tokens of `messages[answered]`; see `Codec.extend`."""
-        dicts, guarded_tools = self._dicts(messages), self._guarded_tools(tools)
-        seen = self._render(dicts[:answered], guarded_tools)
-        full = self._render(dicts, guarded_tools)
-        rest = full[self._end_of_answer(seen, full, str(dicts[answered]["content"])) :]
-        inserted = self._ids(self._end_text + rest)
-        if not inserted or inserted[0] != self.end_of_turn:
+        turns, offered = self._turns(messages), self._guarded_tools(tools)
+        answer = cast("AIMessage", messages[answered])
+        try:
+            rest = self._what_follows(turns, answered, offered, answer)
+        except TemplateMismatch:
+            if not self._keeps(answer, messages[answered + 1 :]):
+                raise
+            rest = self._what_follows_without_thoughts(turns, answered, offered)
+        inserted = self._ids(rest)
+        if not inserted or inserted[0] not in self._frame_ids:
             raise TemplateMismatch("the tokenizer does not keep the end of the turn apart from what follows")
-        return inserted[1:] if ended else inserted
+        closed = ended_by is not None and (inserted[0] == ended_by or inserted[0] in self._closing)
+        return inserted[1:] if closed else inserted
 
     def encode_answer(self, text: str) -> list[int]:
-        """Token ids of a written answer: its tags become tags, control tokens stay text; with the end of the turn."""
-        return [*self._ids(self._guard.text(text, self._controls)), self.end_of_turn]
+        """Token ids of an answer as the model writes it: its tags become tags, what ends a turn stays text; with the
+        end of the turn.
+        """
+        called = self.dialect.call != self.dialect.answer and bool(self._read_calls(text, self._any_tool))
+        end = self._ids_of[self.dialect.call.text] if called else self.end_of_turn
+        return [*self._ids(self._guard.text(text, self._ends_pattern)), end]
+
+    def encode_turn(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Token ids of the last message as the template writes it, with its end; see `Codec.encode_turn`."""
+        turns, offered = self._turns(messages), self._guarded_tools(tools)
+        message = cast("AIMessage", messages[-1])
+        ending = self._ending(turns[-1])
+        seen, own = self._arranged(turns[:-1], offered), self._arranged(turns, offered, header=False)
+        end = len(own.rstrip()) if ending.next_role else own.find(ending.text, len(seen))
+        ids: list[int] = []
+        if own.startswith(seen) and end >= len(seen) and self._holds(own[len(seen) : end], message):
+            ids = self._ids(own[len(seen) : end])
+        if not ids or not self.control_token_ids.isdisjoint(ids):  # it writes more than the answer there
+            ids = self._ids(self._written(message))
+        return [*ids, self._ids_of[ending.text]]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of text that is nobody's turn."""
+        return self._encoder.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens, tags included, without the control token that ended the turn."""
@@ -114,32 +175,151 @@ class ChatTemplateCodec:
             ids.pop()
         return self._encoder.decode(ids, skip_special_tokens=False)
 
-    def parse(self, text: str) -> ParsedTurn:
-        """Content and tool calls of an answer's text."""
-        return parse_turn(text)
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> ParsedTurn:
+        """Content, thoughts and tool calls of an answer's text."""
+        form, thoughts = self.dialect.form, self.dialect.thoughts
+        if form.shown_after:
+            return form.read(text, schemas_of(tools))
+        reasoning, rest = thoughts.split(text) if thoughts is not None else (None, text)
+        if form.opening and not tools:
+            return ParsedTurn(rest, reasoning=reasoning)
+        return replace(form.read(rest, schemas_of(tools)), reasoning=reasoning)
 
     def stream(self) -> StreamDecoder:
         """A decoder for one answer that is being sampled."""
-        return StreamDecoder(self.decode)
+        return StreamDecoder(self.decode, self._hidden)
 
-    def _end_of_answer(self, seen: str, full: str, content: str) -> int:
-        """Position in `full` after the end of the answered turn, if `full` continues what the policy saw and wrote."""
+    # what was found out, as tokens
+
+    def _name_tokens(self, special: frozenset[int], spellings: dict[int, str], ends: Iterable[int]) -> None:
+        dialect = self.dialect
+        thoughts = dialect.thoughts
+        frame = f"{thoughts.open}{thoughts.close}" if thoughts is not None else ""
+        inside = {
+            i for i in special if (s := spellings.get(i)) is not None and (s in dialect.form.inside or s in frame)
+        }
+        self._ids_of = {spelling: i for i, spelling in spellings.items()}
+        self.end_of_turn = self._ids_of[dialect.answer.text]
+        own = {self.end_of_turn, self._ids_of[dialect.call.text]}
+        eos = self.tokenizer.eos_token_id
+        others = {
+            *ends,
+            *([eos] if eos is not None else []),
+            *(self._ids_of.get(text, -1) for text in dialect.form.ends),
+        }
+        self.ends = frozenset(own | ((others & special) - inside))
+        self.control_token_ids = (special - inside) | self.ends
+        closing = [end.text for end in (dialect.answer, dialect.call) if not end.next_role]
+        later = [] if dialect.answer.next_role else [dialect.answer.later]
+        self._closing = frozenset(self._ids_of[text] for text in (*closing, *later) if text)
+        self._frame = self.end_of_turn
+        self._frame_ids = special
+        self._frame_text = dialect.answer.text
+        opened = thoughts is not None and thoughts.opened
+        shown_after = dialect.form.shown_after
+        pair = ("", shown_after) if shown_after else (thoughts.open, thoughts.close) if thoughts else None
+        self._hidden = Hidden(dialect.form.marks, dialect.form.opening, pair, opened or bool(shown_after))
+
+    def _set_guard(self, spellings: dict[int, str], controls: Sequence[str]) -> None:
+        normalizer = self._encoder.normalizer
+        thoughts = self.dialect.thoughts
+        frame = [] if thoughts is None else [each for each in (thoughts.open, thoughts.close) if each]
+        self._guard = ControlTokenGuard(
+            {*spellings.values(), *frame}, normalizer.normalize_str if normalizer is not None else None
+        )
+        self._tags = self._guard.pattern({*spellings.values(), *frame})
+        own = self._guard.pattern({*controls, *frame})
+        ending = {spellings[i] for i in self.control_token_ids if i in spellings}
+        self._ends_pattern: re.Pattern[str] = self._guard.pattern(ending)
+        guards = Guards(
+            lambda text: self._guard.text(text, self._tags),
+            lambda text: self._guard.text(text, own),
+            lambda value: self._guard.tree(value, self._tags),
+        )
+        self._arranging = Arranging(self.dialect, guards)
+
+    # what follows an answer
+
+    def _what_follows(self, turns: list[Any], answered: int, offered: list[Any] | None, answer: AIMessage) -> str:
+        """The text from the end of the answered turn on, if the template leaves what the policy saw and wrote."""
+        seen, full = self._arranged(turns[:answered], offered), self._arranged(turns, offered)
         if not full.startswith(seen):
             raise TemplateMismatch("the chat template renders the turns before the answer differently")
-        end = full.find(self._end_text, len(seen))
-        if end < 0:
-            raise TemplateMismatch("the chat template does not write the end of the answered turn")
-        if _squeezed(content) not in _squeezed(full[len(seen) : end]):
+        ending = self._ending(turns[answered])
+        end = -1 if ending.next_role else full.find(ending.text, len(seen))
+        if end < 0 or (ending.text != ending.later and not turns[answered].get("tool_calls")):
+            own = self._arranged(turns[: answered + 1], offered, header=False)
+            end = len(own.rstrip()) if ending.next_role else own.find(ending.text, len(seen))
+            if end < 0 or not full.startswith(own[:end]):
+                raise TemplateMismatch("the chat template does not write the end of the answered turn")
+        if not self._holds(full[len(seen) : end], answer):
             raise TemplateMismatch("the chat template does not keep the text of the answered turn")
-        return end + len(self._end_text)
+        return full[end:].lstrip() if ending.next_role else full[end:]
+
+    def _what_follows_without_thoughts(self, turns: list[Any], answered: int, offered: list[Any] | None) -> str:
+        """The same where the template drops thoughts that are to stay: it is shown the conversation without any."""
+        thoughts = self.dialect.thoughts
+        field = thoughts.field if thoughts is not None else None
+        bare = [{key: value for key, value in turn.items() if key != field} for turn in turns]
+        bare[answered] = {**bare[answered], "content": _STAND_IN}
+        ending = self._ending(bare[answered])
+        own = self._arranged(bare[: answered + 1], offered, header=False).partition(_STAND_IN)[2]
+        _, found, after = self._arranged(bare, offered).partition(_STAND_IN)
+        end = len(own.rstrip()) if ending.next_role else own.find(ending.text)
+        if not found or end < 0 or not after.startswith(own[:end]):
+            raise TemplateMismatch("the chat template does not write the end of the answered turn")
+        return after[end:].lstrip() if ending.next_role else after[end:]
+
+    def _keeps(self, answer: AIMessage, following: Sequence[BaseMessage]) -> bool:
+        """True where thoughts stay though the template drops them: it was asked for, or they led to a call, and the
+        template has no place for such thoughts, knows nothing of calls, or would drop no more than empty thoughts.
+        """
+        thoughts = self.dialect.thoughts
+        unknown = thoughts is not None and thoughts.field is None and not thoughts.in_content
+        empty = thoughts is not None and thoughts.opened and not reasoning_of(answer)
+        in_loop = bool(answer.tool_calls) and all(isinstance(message, ToolMessage) for message in following)
+        return self.keep_thoughts or (in_loop and (unknown or empty or self.dialect.shape.prompted))
+
+    def _ending(self, turn: Any) -> Ending:
+        return self.dialect.call if turn.get("tool_calls") else self.dialect.answer
+
+    def _holds(self, rendered: str, message: AIMessage) -> bool:
+        """True if the words and thoughts of an answer stand in what the template wrote."""
+        reasoning, content = thoughts_and_content(message, self.dialect)
+        written = _squeezed(self._unguarded(rendered))
+        return _squeezed(content) in written and _squeezed(reasoning or "") in written
+
+    def _unguarded(self, rendered: str) -> str:
+        return "".join(text for text, _ in self._guard.split(rendered))
+
+    def _written(self, message: AIMessage) -> str:
+        """An answer as the policy would write it, where the template does not."""
+        dialect, guard = self.dialect, self._guard
+        reasoning, content = thoughts_and_content(message, dialect)
+        text = guard.text(content, self._ends_pattern)
+        calls = [guard.tree({"name": c["name"], "args": c["args"]}, self._tags) for c in message.tool_calls]
+        text += dialect.form.write(calls) if calls else ""
+        thoughts = dialect.thoughts
+        if thoughts is None or (reasoning is None and not thoughts.opened):
+            return text
+        written = thoughts.written(guard.text(reasoning or "", self._tags), text)
+        return written.removeprefix(thoughts.open).removeprefix("\n") if thoughts.opened else written
+
+    def _read_calls(self, text: str, tools: Sequence[dict[str, Any]]) -> bool:
+        parsed = self.parse(text, tools)
+        return bool(parsed.tool_calls or parsed.invalid_tool_calls)
+
+    _any_tool: Sequence[dict[str, Any]] = ({"type": "function", "function": {"name": "", "parameters": {}}},)
+
+    # text to ids
 
     def _ids(self, rendered: str) -> list[int]:
         if not self._separable:
             return list(self._encode_turn(rendered))
-        first, *others = rendered.split(self._end_text)
+        first, *others = rendered.split(self._frame_text)
         ids = list(self._turn_ids(first))
         for turn in others:
-            ids.extend(self._turn_ids(self._end_text + turn))
+            ids.extend(self._turn_ids(self._frame_text + turn))
         return ids
 
     def _encode_turn(self, rendered: str) -> tuple[int, ...]:
@@ -155,6 +335,11 @@ class ChatTemplateCodec:
             return tuple(ids)
         spelled = [i for char in text for i in self._plain_encoder.encode(char, add_special_tokens=False).ids]
         return tuple(i for i in spelled if i not in self._added_ids)
+
+    # messages to text
+
+    def _arranged(self, turns: list[Any], offered: list[Any] | None, *, header: bool = True) -> str:
+        return self._render(*self._arranging.arranged(turns, offered), header=header)
 
     def _render(self, dicts: list[dict[str, Any]], tools: list[Any] | None, *, header: bool = True) -> str:
         """The conversation as text. What was rendered lately is remembered: the siblings of a group begin alike, and a
@@ -180,6 +365,11 @@ class ChatTemplateCodec:
             )
         except MemoryError:
             raise
+        except TemplateSyntaxError as error:
+            raise ModelError(
+                f"The chat template of {self._named} cannot be read: line {error.lineno}: {error.message}.",
+                "Mend the template, or name another by ?template=FILE.",
+            ) from error
         except Exception as error:  # a template is a program: what it does with an argument may raise anything
             said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             raise TemplateRefusalError(
@@ -198,39 +388,14 @@ class ChatTemplateCodec:
             return template
         return cast("str", self.tokenizer.get_chat_template(None, tools))
 
-    def _dicts(self, messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-        return [self._dict(message) for message in messages]
-
-    def _dict(self, message: BaseMessage) -> dict[str, Any]:
-        if isinstance(message, AIMessage):
-            return self._assistant(message)
-        fields = {"role": message_role(message), "content": message_text(message)}
-        if isinstance(message, ToolMessage):
-            fields |= {"tool_call_id": message.tool_call_id, "name": message.name or ""}
-        return self._guard.tree(fields, self._tags)
-
-    def _assistant(self, message: AIMessage) -> dict[str, Any]:
-        guarded: dict[str, Any] = {
-            "role": "assistant",
-            "content": self._guard.text(answer_text(message), self._controls),
-        }
-        if message.tool_calls:
-            guarded["tool_calls"] = [
-                self._guard.tree(
-                    {
-                        "type": "function",
-                        "id": call["id"],
-                        "function": {"name": call["name"], "arguments": call["args"]},
-                    },
-                    self._tags,
-                )
-                for call in message.tool_calls
-            ]
-        return guarded
+    def _turns(self, messages: Sequence[BaseMessage]) -> list[Any]:
+        return [self._arranging.turn(message) for message in messages]
 
     def _guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[Any] | None:
         if not tools:
             return None
+        if self.speech is not None and self.speech.faults:
+            self._refuse_tools(self.speech.faults)
         key = repr(tools)
         with self._lock:
             guarded = self._offered.get(key)
@@ -240,51 +405,20 @@ class ChatTemplateCodec:
                 self._offered[key] = guarded
         return guarded
 
-    def _make_guard(self) -> tuple[ControlTokenGuard, Any, Any]:
-        added = self._encoder.get_added_tokens_decoder()
-        spellings = {i: token.content for i, token in added.items() if i in self._added_ids}
-        normalizer = self._encoder.normalizer
-        guard = ControlTokenGuard(spellings.values(), normalizer.normalize_str if normalizer is not None else None)
-        controls = [spelling for i, spelling in spellings.items() if i in self.control_token_ids]
-        return guard, guard.pattern(spellings.values()), guard.pattern(controls)
+    def _refuse_tools(self, faults: Sequence[Fault]) -> None:
+        """Raise `ModelError` where tools that are offered would be silently wrong."""
+        for fault in faults:
+            if fault.about_tools:
+                raise ModelError(f"Tools cannot be offered to {self._named}: {fault.what}.", fault.hint)
 
-    def _find_end_of_turn(self) -> tuple[int, str]:
-        turns = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": _PROBE}]
-        after = self._render(turns, None, header=False).rpartition(_PROBE)[2]
-        for token_id in self._encoder.encode(after, add_special_tokens=False).ids:
-            if token_id in self.control_token_ids:
-                return token_id, self._encoder.id_to_token(token_id) or ""
-        raise ModelError(
-            "The chat template writes no control token after an answer, so its turns have no end.",
-            "Use a chat template that closes turns with a special token, as ChatML does with <|im_end|>.",
-        )
+    def _source(self) -> str:
+        """All that the tokenizer has of templates, as one text."""
+        template = self.tokenizer.chat_template
+        return template if isinstance(template, str) else "\n".join(map(str, template.values()))
 
 
-def _backend(tokenizer: Any) -> Tokenizer:
-    """An own copy of the tokenizer's engine, so that no caller's truncation or padding reaches it."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise ModelError(
-            f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so it cannot encode a conversation.",
-            "Use an instruction-tuned model, or set `tokenizer.chat_template`.",
-        )
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise ModelError(
-            f"The tokenizer {tokenizer.name_or_path!r} is not backed by the `tokenizers` library.",
-            "Use a model with a tokenizer.json.",
-        )
-    copy: Tokenizer = Tokenizer.from_str(backend.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    copy.encode_special_tokens = False
-    return copy
-
-
-def _without_added_tokens(encoder: Tokenizer) -> Tokenizer:
-    described = json.loads(encoder.to_str())
-    described["added_tokens"] = []
-    described["post_processor"] = None
-    return Tokenizer.from_str(json.dumps(described))
+def _rebuilt(kind: type[ChatTemplateCodec], tokenizer: Any, tools: str | None, keep: bool, ends: Any) -> Any:
+    return kind(tokenizer, tools=tools, keep_thoughts=keep, ends=ends)
 
 
 def _weight(rendered: tuple[str, str]) -> int:

@@ -7,7 +7,8 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.codec.tool_calls import TOOL_CALL_CLOSE, TOOL_CALL_OPEN
+from hrm_agent.models.codec.calls.form import CallForm
+from hrm_agent.models.codec.calls.hermes import HERMES
 
 __all__ = ["answer_text", "message_role", "message_text"]
 
@@ -46,7 +47,8 @@ def message_text(message: BaseMessage) -> str:
     return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in content)
 
 
-def answer_text(message: AIMessage) -> str:
+def answer_text(message: AIMessage, form: CallForm = HERMES) -> str:
     """Text of an answer with its undecodable calls, which no template has a place for, written out again."""
-    raw = [f"{TOOL_CALL_OPEN}{call['args'] or ''}{TOOL_CALL_CLOSE}" for call in message.invalid_tool_calls]
+    before, after = form.around
+    raw = [f"{before}{call['args'] or ''}{after}" for call in message.invalid_tool_calls]
     return message_text(message) + "".join(raw)

@@ -1,25 +1,43 @@
 """Text of an answer while it is being sampled: what a terminal or a browser shows.
 
-Two things are held back: bytes that do not yet make a character, and everything from `<tool_call>` on, because a call
+Held back are bytes that do not yet make a character, thoughts, and everything from the first call on, because a call
 is shown as a call once it can be read. The record never depends on this: it is made of the tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from hrm_agent.models.codec.tool_calls import TOOL_CALL_OPEN
+from hrm_agent.models.codec.calls.hermes import TOOL_CALL_OPEN
 
-__all__ = ["PieceDecoder", "StreamDecoder"]
+__all__ = ["Hidden", "PieceDecoder", "StreamDecoder"]
 
 _UNFINISHED = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Spellings by which a reader tells what of an answer is not shown."""
+
+    marks: tuple[str, ...] = (TOOL_CALL_OPEN,)
+    """Each begins what is not shown, to the end of the answer."""
+    opening: tuple[str, ...] = ()
+    """An answer that begins with one is not shown."""
+    thoughts: tuple[str, str] | None = None
+    """Before and after thoughts at the beginning."""
+    opened: bool = False
+    """An answer begins inside of thoughts."""
+
+
+_PLAIN = Hidden()
 
 
 class PieceDecoder:
     """The text that each token adds: of a character made of several tokens, the last one has it."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], most_waiting: int | None = None) -> None:
-        """`decode` is a codec's. `most_waiting`: tokens that wait for the rest of a character; None: all."""
+        """`decode` is a codec's. `most_waiting`: tokens that wait for the rest of a character (None: all)."""
         self._decode = decode
         self._most_waiting = most_waiting
         self._ids: list[int] = []
@@ -49,11 +67,15 @@ class PieceDecoder:
 class StreamDecoder:
     """Turns tokens into text piece by piece. The pieces together are the answer's text up to its first tool call."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], hidden: Hidden = _PLAIN) -> None:
         """`decode` is a codec's."""
         self._pieces = PieceDecoder(decode)
         self._pending = ""
         self._closed = False
+        self._hidden = hidden
+        self._thinking = hidden.opened
+        self._begun = not (hidden.thoughts or hidden.opening)
+        """What the answer begins with is known."""
 
     def push(self, token_id: int) -> str:
         """The text that can be shown now that this token is known; often empty."""
@@ -70,17 +92,45 @@ class StreamDecoder:
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
-        cut = self._pending.find(TOOL_CALL_OPEN)
-        self._closed = final or cut >= 0
-        if cut < 0:
-            cut = len(self._pending) - (0 if final else _held_back(self._pending))
+        if not self._begin(final=final):
+            self._closed = final
+            return ""
+        if self._closed:
+            return ""
+        found = [at for mark in self._hidden.marks if (at := self._pending.find(mark)) >= 0]
+        self._closed = final or bool(found)
+        if found:
+            cut = min(found)
+        else:
+            cut = len(self._pending) - (0 if final else _held_back(self._pending, self._hidden.marks))
         text, self._pending = self._pending[:cut], self._pending[cut:]
         return text
 
+    def _begin(self, *, final: bool) -> bool:
+        """Go past the thoughts; False while the beginning is not known."""
+        while not self._begun or self._thinking:
+            if self._thinking:
+                assert self._hidden.thoughts is not None
+                _, closed, rest = self._pending.partition(self._hidden.thoughts[1])
+                if not closed:
+                    return False
+                self._pending, self._thinking, self._begun = rest, False, False
+            stripped = self._pending.lstrip()
+            openings = [self._hidden.thoughts[0]] if self._hidden.thoughts else []
+            if any(stripped.startswith(each) for each in self._hidden.opening):
+                self._closed = self._begun = True
+            elif openings and stripped.startswith(openings[0]):
+                self._pending, self._thinking = stripped[len(openings[0]) :], True
+            elif not final and any(each.startswith(stripped) for each in (*openings, *self._hidden.opening)):
+                return False
+            else:
+                self._begun = True
+        return True
 
-def _held_back(text: str) -> int:
-    """Length of the end of `text` that may be the beginning of a tool call."""
-    for length in range(min(len(TOOL_CALL_OPEN) - 1, len(text)), 0, -1):
-        if TOOL_CALL_OPEN.startswith(text[-length:]):
+
+def _held_back(text: str, marks: Sequence[str]) -> int:
+    """Length of the end of `text` that may be the beginning of a mark."""
+    for length in range(min(max(map(len, marks), default=1) - 1, len(text)), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
             return length
     return 0

@@ -270,7 +270,7 @@ class TransformersEngine:
         stopped_S = np.asarray([rows.jobs[row].watched and self._watch(rows.jobs[row], row) for row in row_S])
         ended_S = control_S | stopped_S | (rows.known[row_S] >= rows.limit[row_S])
         for row, token, control, stopped in np.stack([row_S, token_S, control_S, stopped_S], axis=1)[ended_S].tolist():
-            if stopped or token == self.codec.end_of_turn:
+            if stopped or token in self.codec.ends:
                 self._finish(row, FinishReason.STOP)
             else:
                 self._finish(row, FinishReason.CONTROL_TOKEN if control else FinishReason.LENGTH)

@@ -19,9 +19,10 @@ import transformers
 
 from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.adapter_folder import roles_on_record
+from hrm_agent.models.codec.opening import load_tokenizer, open_codec
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.role_adapters import put_adapters, read_adapter
-from hrm_agent.models.model_string import LoadOptions
+from hrm_agent.models.model_string import CodecOptions, LoadOptions
 from hrm_agent.models.nf4 import choose_kernels
 
 __all__ = ["best_device", "load_engine", "load_for_answers", "load_pretrained", "need_package", "quiet_libraries"]
@@ -30,9 +31,11 @@ _library: Any = transformers
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 
 
-def load_pretrained(path_or_name: str, *, dtype: str = "auto", device: str = "cpu") -> tuple[Any, Any]:
+def load_pretrained(
+    path_or_name: str, *, dtype: str = "auto", device: str = "cpu", codec: CodecOptions | None = None
+) -> tuple[Any, Any]:
     """The causal LM, in evaluation mode, and its tokenizer, which has a chat template. Raises `ModelError`."""
-    model, tokenizer = _read(path_or_name, {"dtype": dtype})
+    model, tokenizer = _read(path_or_name, {"dtype": dtype}, codec)
     try:
         return model.to(device).eval(), tokenizer
     except Exception as error:  # no such device, or no room on it
@@ -41,24 +44,26 @@ def load_pretrained(path_or_name: str, *, dtype: str = "auto", device: str = "cp
         ) from error
 
 
-def load_engine(path_or_name: str, *, name: str, options: LoadOptions | None = None) -> TransformersEngine:
+def load_engine(
+    path_or_name: str, *, name: str, options: LoadOptions | None = None, codec: CodecOptions | None = None
+) -> TransformersEngine:
     """An engine for a local folder or a model of the Hugging Face hub. Raises `ModelError`."""
-    model, tokenizer = load_for_answers(path_or_name, options or LoadOptions())
-    return TransformersEngine(model, tokenizer, name=name)
+    model, tokenizer = load_for_answers(path_or_name, options or LoadOptions(), codec)
+    return TransformersEngine(model, open_codec(tokenizer, codec, model.generation_config), name=name)
 
 
-def load_for_answers(path_or_name: str, options: LoadOptions) -> tuple[Any, Any]:
+def load_for_answers(path_or_name: str, options: LoadOptions, codec: CodecOptions | None = None) -> tuple[Any, Any]:
     """`load_pretrained` as a model string asks for it. Raises `ModelError`."""
     device = best_device() if options.device == "auto" else options.device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"There is no GPU for {path_or_name!r}: torch finds none.", "Leave device out, or write cpu.")
     if options.load is None:
-        model, tokenizer = load_pretrained(path_or_name, dtype=options.dtype, device=device)
+        model, tokenizer = load_pretrained(path_or_name, dtype=options.dtype, device=device, codec=codec)
     else:
         need_package("bitsandbytes", "quant", f"load={options.load}")
         quiet_libraries()
         kinds = {"dtype": options.dtype, "quantization_config": _quantization(path_or_name, options)}
-        model, tokenizer = _read(path_or_name, {**kinds, "device_map": {"": device}})
+        model, tokenizer = _read(path_or_name, {**kinds, "device_map": {"": device}}, codec)
         choose_kernels(model, options.kernel)
     return (_adapted(model, options.adapter) if options.adapter else model).eval(), tokenizer
 
@@ -68,23 +73,18 @@ def best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _read(path_or_name: str, options: dict[str, Any]) -> tuple[Any, Any]:
+def _read(path_or_name: str, options: dict[str, Any], codec: CodecOptions | None) -> tuple[Any, Any]:
     _library.utils.logging.disable_progress_bar()
     if Path(path_or_name).is_dir():
         _check_folder(Path(path_or_name))
+    tokenizer = load_tokenizer(path_or_name, codec)
     try:
-        tokenizer = _library.AutoTokenizer.from_pretrained(path_or_name, trust_remote_code=False)
         model = _library.AutoModelForCausalLM.from_pretrained(path_or_name, trust_remote_code=False, **options)
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
             f"The model {path_or_name!r} cannot be loaded: {error}",
             "Check the folder, or the name on huggingface.co/models and the network.",
         ) from error
-    if not tokenizer.chat_template:
-        raise ModelError(
-            f"The tokenizer of {path_or_name!r} has no chat template.",
-            "Use an instruction-tuned model, or add chat_template.jinja to the folder.",
-        )
     return model, tokenizer
 
 

@@ -137,7 +137,7 @@ class VllmReply:
 
     def _finish_reason(self) -> FinishReason:
         last = self._token_ids[-1]
-        if last == self._codec.end_of_turn:
+        if last in self._codec.ends:
             return FinishReason.STOP
         if last in self._codec.control_token_ids:
             return FinishReason.CONTROL_TOKEN

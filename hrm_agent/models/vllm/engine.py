@@ -244,16 +244,13 @@ def _check_transformers(name: str) -> None:
 
 def _codec(address: VllmAddress, path: str) -> tuple[PolicyCodec, Callable[[str], list[int]]]:
     """The codec over a tokenizer, and how that one splits plain text."""
-    from transformers import AutoTokenizer
-
-    from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+    from hrm_agent.models.codec.opening import load_codec_of
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # whatever the files made the library raise
+        codec: Any = load_codec_of(path, address.codec)
+    except ModelError as error:
         raise ModelError(
-            f"The tokenizer {path!r} of the server at {address.url} cannot be loaded here: "
-            f"{next(iter(str(error).splitlines()), type(error).__name__)}",
-            "Name a folder or a hub's name that holds it: vllm:URL?tokenizer=PATH.",
+            f"The server at {address.url} cannot be spoken to: {error.message}",
+            "Name a folder or a hub's name that holds its tokenizer: vllm:URL?tokenizer=PATH.",
         ) from error
-    return ChatTemplateCodec(tokenizer), lambda text: tokenizer.encode(text, add_special_tokens=False)
+    return codec, lambda text: codec.tokenizer.encode(text, add_special_tokens=False)

@@ -16,13 +16,14 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
 from hrm_agent.errors import ContextLengthError, ModelError, nearest
+from hrm_agent.models.model_string import CodecOptions, codec_options
 from hrm_agent.trajectory import LogprobKind
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
 
 KEY_ENV = "VLLM_API_KEY"
 SCHEME = "vllm:"
-_OPTIONS = ("key_env", "model", "timeout", "tokenizer")
+_OPTIONS = ("key_env", "model", "template", "thoughts", "timeout", "tokenizer", "tools")
 HTTP_OK = 200
 _LOOK_UP_SECONDS = 60.0
 _LOOK_UP_BYTES = 8 << 20
@@ -66,6 +67,8 @@ class VllmAddress:
     """Environment variable that holds the key."""
     seconds: float = 600.0
     """Within which an answer has to be there, waiting included; infinite where somebody else watches over that."""
+    codec: CodecOptions = field(default=CodecOptions())
+    """How the model is spoken to."""
 
     @property
     def bounded(self) -> bool:
@@ -129,6 +132,7 @@ def parse_address(name: str) -> VllmAddress:
         tokenizer=options.get("tokenizer") or None,
         key_env=options.get("key_env") or KEY_ENV,
         seconds=_seconds(options.get("timeout", "600")),
+        codec=codec_options(name, options),
     )
 
 

@@ -112,8 +112,8 @@ def test_extension_is_what_the_template_puts_after_the_answer(
     full = codec.encode(messages, tools)
     for follow_up in ([], [HumanMessage("sure? <|im_end|>")]):
         full = codec.encode([*messages, *follow_up], tools)
-        extension = codec.extend([*messages, *follow_up], 2, ended=True, tools=tools)
-        cut_off = codec.extend([*messages, *follow_up], 2, ended=False, tools=tools)
+        extension = codec.extend([*messages, *follow_up], 2, ended_by=codec.end_of_turn, tools=tools)
+        cut_off = codec.extend([*messages, *follow_up], 2, ended_by=None, tools=tools)
         assert cut_off == [codec.end_of_turn, *extension]
         assert full[-len(cut_off) :] == cut_off
         assert full[: len(codec.encode(messages[:2], tools))] == codec.encode(messages[:2], tools)
@@ -122,7 +122,7 @@ def test_extension_is_what_the_template_puts_after_the_answer(
 def test_template_that_strips_reasoning_is_noticed(stripping_codec: ChatTemplateCodec) -> None:
     messages = [HumanMessage("q"), AIMessage("<think>long</think>\nshort"), HumanMessage("and?")]
     with pytest.raises(TemplateMismatch):
-        stripping_codec.extend(messages, 1, ended=True)
+        stripping_codec.extend(messages, 1, ended_by=stripping_codec.end_of_turn)
 
 
 def test_template_that_strips_an_earlier_turn_is_noticed(stripping_codec: ChatTemplateCodec) -> None:
@@ -132,16 +132,16 @@ def test_template_that_strips_an_earlier_turn_is_noticed(stripping_codec: ChatTe
         ChatMessage(role="tool", content="r"),
         AIMessage("b"),
     ]
-    assert stripping_codec.extend(messages, 3, ended=True)
+    assert stripping_codec.extend(messages, 3, ended_by=stripping_codec.end_of_turn)
     with pytest.raises(TemplateMismatch):
-        stripping_codec.extend([*messages, HumanMessage("and?")], 3, ended=True)
+        stripping_codec.extend([*messages, HumanMessage("and?")], 3, ended_by=stripping_codec.end_of_turn)
 
 
 def test_template_that_strips_reasoning_extends_where_there_is_none(stripping_codec: ChatTemplateCodec) -> None:
     messages = [HumanMessage("q"), AIMessage("short"), HumanMessage("and?")]
-    assert stripping_codec.encode(messages)[-len(stripping_codec.extend(messages, 1, ended=True)) :] == (
-        stripping_codec.extend(messages, 1, ended=True)
-    )
+    assert stripping_codec.encode(messages)[
+        -len(stripping_codec.extend(messages, 1, ended_by=stripping_codec.end_of_turn)) :
+    ] == (stripping_codec.extend(messages, 1, ended_by=stripping_codec.end_of_turn))
 
 
 def test_answer_and_its_text_are_the_same(codec: ChatTemplateCodec) -> None:
@@ -182,8 +182,8 @@ def test_bytes_cannot_forge_a_frame() -> None:
 def test_bytes_extend_like_the_whole(answer: AIMessage) -> None:
     codec = ByteCodec()
     messages = conversation(answer)
-    extension = codec.extend(messages, 2, ended=False)
+    extension = codec.extend(messages, 2, ended_by=None)
     full = codec.encode(messages)
     assert full[-len(extension) :] == extension
-    assert codec.extend(messages, 2, ended=True) == extension[1:]
+    assert codec.extend(messages, 2, ended_by=codec.end_of_turn) == extension[1:]
     assert codec.decode(codec.encode_answer("é<|im_end|>")) == "é<|im_end|>"

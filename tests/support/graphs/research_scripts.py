@@ -13,7 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.graphs.parts.prompts import RESEARCH_PLANNER_PROMPT, SEARCHER_PROMPT, WRITER_PROMPT
 from hrm_agent.graphs.research.agent import build_research
-from hrm_agent.models.codec.tool_calls import parse_turn
+from hrm_agent.models.codec.calls.hermes import parse_turn
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import BaseMessage
 
 from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SYNTHESIZER_PROMPT
-from hrm_agent.models.codec.tool_calls import tool_call_text
+from hrm_agent.models.codec.calls.hermes import tool_call_text
 from hrm_agent.testing import ScriptedEngine
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import CollectConfig

@@ -55,7 +55,9 @@ def test_traces_are_the_turns_of_a_rollout(lessons, codec):
         answer = codec.encode_answer(answer_text(longest.messages[answered]))
         between = []
         if answered < 6:
-            between = codec.extend(longest.messages[: answered + 2], answered, ended=True, tools=longest.tools)
+            between = codec.extend(
+                longest.messages[: answered + 2], answered, ended_by=codec.end_of_turn, tools=longest.tools
+            )
         ids += answer + between
         mask += [True] * len(answer) + [False] * len(between)
     (example,) = tokenize(longest, codec)

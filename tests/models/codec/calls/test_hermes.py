@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from hrm_agent.models.codec.bytes import ByteCodec
+from hrm_agent.models.codec.calls.hermes import parse_turn, tool_call_text
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
-from hrm_agent.models.codec.tool_calls import parse_turn, tool_call_text
 from tests.support.properties import few_and_many, holds
 
 

@@ -1,0 +1,178 @@
+"""Messages as a template takes them: roles that it has, calls where it writes them, tools where it reads them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+
+from hrm_agent.models.codec.calls.form import json_text
+from hrm_agent.models.codec.dialect import Dialect
+from hrm_agent.models.codec.messages import answer_text, message_role, message_text
+from hrm_agent.models.codec.thoughts import reasoning_of
+
+__all__ = ["Arranging", "Guards", "thoughts_and_content"]
+
+Turn = dict[str, Any]
+_INSTRUCTIONS = """\
+You can use tools. To use one, write the call as JSON between tags, and end your turn:
+<tool_call>{{"name": "the tool's name", "arguments": {{"its argument": "value"}}}}</tool_call>
+The result is then shown to you between <tool_response> and </tool_response>. You may write several calls in one turn.
+These are the tools, one a line, each with the JSON schema of its arguments:
+<tools>
+{tools}
+</tools>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """How text is kept from becoming tokens."""
+
+    text: Callable[[str], str]
+    """Of others: no added token comes of it."""
+    own: Callable[[str], str]
+    """Of the policy's own turns: tags stay tags, control tokens and the frame of thoughts become text."""
+    tree: Callable[[Any], Any]
+    """`text` for every string of a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arranging:
+    """Puts messages for one template."""
+
+    dialect: Dialect
+    guards: Guards
+
+    def turn(self, message: BaseMessage) -> Turn:
+        """One message, before the neighbours are looked at."""
+        if isinstance(message, AIMessage):
+            return self._answer(message)
+        turn: Turn = {"role": message_role(message), "content": self.guards.text(message_text(message))}
+        if isinstance(message, ToolMessage):
+            turn["tool_call_id"] = self._id(message.tool_call_id)
+            turn["name"] = self.guards.text(message.name or "")
+        return turn
+
+    def arranged(self, turns: Sequence[Turn], tools: Sequence[Any] | None) -> tuple[list[Turn], list[Any] | None]:
+        """Turns and tools as the template takes them. `tools` are guarded already."""
+        shape = self.dialect.shape
+        offered = list(tools) if tools else None
+        if shape.plain:
+            return list(turns), offered
+        found = self._with_results(turns)
+        if shape.prompted and offered:
+            lines = "\n".join(_framed(json_text(tool.get("function", tool))) for tool in offered)
+            found = _opened(_INSTRUCTIONS.format(tools=lines), found)
+            offered = None
+        if not shape.system:
+            found = _without_system(found)
+        return (_merged(found) if shape.alternates else found), offered
+
+    def _answer(self, message: AIMessage) -> Turn:
+        dialect, guards = self.dialect, self.guards
+        reasoning, content = thoughts_and_content(message, dialect)
+        turn: Turn = {"role": "assistant", "content": guards.own(content)}
+        calls = [{"name": call["name"], "args": call["args"], "id": call["id"]} for call in message.tool_calls]
+        if calls and (not dialect.shape.calls or (len(calls) > 1 and not dialect.shape.parallel)):
+            turn["content"] += dialect.form.write([guards.tree(call) for call in calls])
+            calls = []
+        if calls:
+            turn["tool_calls"] = [self._call(call) for call in calls]
+        if reasoning and dialect.thoughts is not None:
+            self._think(turn, guards.text(reasoning))
+        return turn
+
+    def _think(self, turn: Turn, reasoning: str) -> None:
+        thoughts = self.dialect.thoughts
+        assert thoughts is not None
+        if thoughts.field is None:
+            if thoughts.in_content:
+                turn["content"] = thoughts.written(reasoning, turn["content"])
+        elif self.dialect.shape.exclusive and turn.get("tool_calls") and turn["content"]:
+            turn[thoughts.field] = f"{reasoning}\n\n{turn['content']}"
+            turn["content"] = ""
+        else:
+            turn[thoughts.field] = reasoning
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        guarded = self.guards.tree({"name": call["name"], "arguments": call["args"]})
+        if self.dialect.shape.text_arguments:
+            guarded["arguments"] = json_text(guarded["arguments"])
+        return {"type": "function", "id": self._id(call["id"]), "function": guarded}
+
+    def _id(self, call_id: str | None) -> str:
+        if self.dialect.shape.short_ids:
+            return hashlib.sha256(str(call_id).encode(errors="replace")).hexdigest()[:9]
+        return self.guards.text(str(call_id))
+
+    def _with_results(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Results in the role that the template has for them; those in a row share a turn of the user."""
+        shape, found, called = self.dialect.shape, list[Turn](), False
+        for turn in turns:
+            if turn["role"] != "tool":
+                called = bool(turn.get("tool_calls"))
+            elif not (shape.results if called or shape.prompted else shape.orphans):
+                text = json_text({"name": turn["name"], "content": turn["content"]})
+                shown = f"<tool_response>\n{_framed(text)}\n</tool_response>"
+                if found and found[-1].get("results"):
+                    found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{shown}"}
+                    continue
+                turn = {"role": "user", "content": shown, "results": True}
+            found.append(turn)
+        return found
+
+
+def thoughts_and_content(message: AIMessage, dialect: Dialect) -> tuple[str | None, str]:
+    """Thoughts and words of an answer; of one that carries its thoughts in its content, too."""
+    content = answer_text(message, dialect.form)
+    reasoning = reasoning_of(message)
+    thoughts = dialect.thoughts
+    if reasoning is None and thoughts is not None and content.lstrip().startswith(thoughts.open):
+        return thoughts.split(content)
+    return reasoning, content
+
+
+def _framed(text: str) -> str:
+    """JSON text that holds no closing tag: a slash may be escaped."""
+    return text.replace("</", "<\\/")
+
+
+def _opened(instructions: str, turns: list[Turn]) -> list[Turn]:
+    """The turns with a text at the end of the system turn."""
+    if turns and turns[0]["role"] == "system":
+        first = {**turns[0], "content": f"{turns[0]['content']}\n\n{instructions}".lstrip()}
+        return [first, *turns[1:]]
+    return [{"role": "system", "content": instructions}, *turns]
+
+
+def _without_system(turns: list[Turn]) -> list[Turn]:
+    """System turns become the beginning of the next turn of the user."""
+    found: list[Turn] = []
+    waiting: list[str] = []
+    for turn in turns:
+        if turn["role"] == "system":
+            waiting.append(turn["content"])
+        elif waiting and turn["role"] == "user":
+            found.append({**turn, "content": "\n\n".join([*waiting, turn["content"]])})
+            waiting = []
+        elif waiting:
+            found += [{"role": "user", "content": "\n\n".join(waiting)}, turn]
+            waiting = []
+        else:
+            found.append(turn)
+    return [*found, {"role": "user", "content": "\n\n".join(waiting)}] if waiting else found
+
+
+def _merged(turns: list[Turn]) -> list[Turn]:
+    """Neighbours of one role as one turn."""
+    found: list[Turn] = []
+    for turn in turns:
+        if found and found[-1]["role"] == turn["role"] and turn["role"] in ("user", "assistant"):
+            both = {**found[-1], **turn, "content": f"{found[-1]['content']}\n\n{turn['content']}"}
+            found[-1] = both
+        else:
+            found.append(turn)
+    return found

@@ -1,0 +1,44 @@
+"""All forms of calls, by name."""
+
+from __future__ import annotations
+
+from hrm_agent.errors import ModelError, nearest
+from hrm_agent.models.codec.calls.channels import HARMONY, MUSE
+from hrm_agent.models.codec.calls.form import CallForm
+from hrm_agent.models.codec.calls.gemma import GEMMA
+from hrm_agent.models.codec.calls.hermes import HERMES
+from hrm_agent.models.codec.calls.marked_json import DEEPSEEK, GRANITE, LLAMA, MISTRAL
+from hrm_agent.models.codec.calls.pythonic import PYTHONIC, PYTHONIC_BARE
+from hrm_agent.models.codec.calls.tagged import ATEM, GLM, QWEN_XML
+
+__all__ = ["FORMS", "PROMPTED", "form_named"]
+
+FORMS = (
+    HERMES,
+    QWEN_XML,
+    GLM,
+    GEMMA,
+    DEEPSEEK,
+    MISTRAL,
+    GRANITE,
+    PYTHONIC,
+    HARMONY,
+    MUSE,
+    ATEM,
+    LLAMA,
+    PYTHONIC_BARE,
+)
+"""In the order in which they are tried on what a template wrote: the forms that any text may look like come last."""
+PROMPTED = "prompted"
+"""Name for `?tools=` of Hermes' form, asked for in the system turn."""
+
+
+def form_named(name: str) -> CallForm:
+    """The form of that name. Raises `ModelError`."""
+    known = {form.name: form for form in FORMS}
+    if name not in known:
+        names = [*known, PROMPTED]
+        raise ModelError(
+            f"There is no form of tool calls {name!r}.", f"{nearest(name, names)} Known: {', '.join(names)}.".strip()
+        )
+    return known[name]

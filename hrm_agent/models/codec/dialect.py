@@ -1,0 +1,299 @@
+"""How a model's chat template has to be spoken to: found by rendering probes, never by a model's name.
+
+A template is a program, and what it does with tools, calls, results, system turns and thoughts shows in what it
+writes. Where it knows of no tools, or writes calls that nobody can read, tools are offered by a text in the system
+turn (the *prompted* form): calls are asked for in Hermes' form, results come in the role that the template has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.codec.calls.form import CallForm, json_text, schemas_of
+from hrm_agent.models.codec.calls.hermes import HERMES
+from hrm_agent.models.codec.calls.pythonic import PYTHONIC
+from hrm_agent.models.codec.calls.registry import FORMS, PROMPTED, form_named
+from hrm_agent.models.codec.thoughts import Thoughts
+
+__all__ = ["PROBE_CALL", "PROBE_TOOL", "Dialect", "Ending", "Render", "Shape", "discover"]
+
+Render = Callable[..., str]
+"""`render(messages, tools, header=True)`: the text that a template writes. Raises `TemplateRefusalError`."""
+Turn = dict[str, Any]
+
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "DESCRIPTION of the probe",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string", "description": "a text"},
+                "count": {"type": "integer", "description": "a number"},
+            },
+            "required": ["text", "count"],
+        },
+    },
+}
+PROBE_CALL: dict[str, Any] = {"name": "probe_tool", "args": {"text": "ARGUMENT", "count": 3}}
+_QUESTION, _MORE, _ANSWER, _THOUGHT, _RESULT, _SYSTEM = "QUESTION", "FURTHER", "ANSWER", "THOUGHT", "RESULT", "SYSTEM"
+_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_PAIRS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"))
+"""Spellings before and after thoughts, for templates that do not show them of themselves."""
+_LONG_ID, _SHORT_ID = "0123456789abcdef-0", "abcdefgh1"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How messages are put for a template."""
+
+    prompted: bool = False
+    """Tools are offered in the system turn by a text of ours, and the template is told of none."""
+    system: bool = True
+    """The template has a system role."""
+    results: bool = True
+    """It has a role for results."""
+    orphans: bool = True
+    """It takes a result after an answer without calls (whose call could not be read)."""
+    alternates: bool = False
+    """Roles alternate: neighbours of one role are merged."""
+    calls: bool = True
+    """It writes calls that a message has beside its content."""
+    parallel: bool = True
+    """It writes several calls of one answer."""
+    text_arguments: bool = False
+    """It takes arguments as JSON text."""
+    short_ids: bool = False
+    """It takes ids of calls of nine letters and digits only."""
+    exclusive: bool = False
+    """Beside a call it takes either content or thoughts."""
+
+    @property
+    def plain(self) -> bool:
+        """Messages go to the template one by one as they are."""
+        return not self.prompted and self.system and self.results and self.orphans and not self.alternates
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a template writes after an answer."""
+
+    text: str
+    """Spelling of the first control token after it."""
+    next_role: bool = False
+    """The token already begins the next turn: the template closes none."""
+    later: str = ""
+    """Spelling of the first control token after an answer that is not the last turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What was found out about a template."""
+
+    shape: Shape
+    form: CallForm
+    """How calls are written and read."""
+    thoughts: Thoughts | None
+    """None where the template knows of no thoughts."""
+    answer: Ending
+    """After an answer in words."""
+    call: Ending
+    """After an answer with calls."""
+
+    def ending(self, *, calls: bool) -> Ending:
+        """What ends an answer."""
+        return self.call if calls else self.answer
+
+
+def discover(render: Render, controls: Sequence[str], source: str, tools: str | None = None) -> Dialect:
+    """Find out how to speak to a template.
+
+    `controls`: spellings of the control tokens. `source`: the template's text. `tools`: the form of calls by name (None:
+    it is found). Raises `ModelError` where no answer has an end, or where the form that was named is not the one that
+    the template writes.
+    """
+    found = _Probing(render, sorted(controls, key=len, reverse=True), source)
+    answer = found.end_of_answer()
+    thoughts = found.thoughts()
+    spoken = None if tools == PROMPTED else found.own_tools(None if tools is None else form_named(tools))
+    if spoken is None and tools not in (None, PROMPTED):
+        raise ModelError(
+            f"The chat template does not write calls in the form {tools!r}.",
+            "Leave ?tools= out, which finds the form, or write ?tools=prompted.",
+        )
+    shape, form, call = spoken or (found.prompted(), HERMES, answer)
+    return Dialect(shape, form, thoughts, answer, call)
+
+
+class _Probing:
+    def __init__(self, render: Render, controls: Sequence[str], source: str) -> None:
+        self._render, self._controls, self._source = render, controls, source
+        self._system = self._holds([_turn("system", _SYSTEM), _turn("user", _QUESTION)], _SYSTEM, _QUESTION)
+        self._alternates = not self._holds([_turn("user", _QUESTION), _turn("user", _MORE)], _QUESTION, _MORE)
+        self.base = render([_turn("user", _QUESTION)], None)
+
+    def end_of_answer(self) -> Ending:
+        turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER)]
+        followed = self._try([*turns, _turn("user", _MORE)]).rpartition(_ANSWER)[2]
+        later = self._first(followed.partition(_MORE)[0])
+        if end := self._first(self._render(turns, None, header=False).rpartition(_ANSWER)[2]):
+            return Ending(end, later=later)
+        if later:
+            return Ending(later, next_role=True, later=later)
+        raise ModelError(
+            "The chat template writes no control token after an answer, so its turns have no end.",
+            "Use a chat template that closes turns with a special token, as ChatML does with <|im_end|>: "
+            "?template=FILE names one.",
+        )
+
+    def thoughts(self) -> Thoughts | None:
+        for field in _FIELDS:
+            own = self._try([_turn("user", _QUESTION), _turn("assistant", _ANSWER, **{field: _THOUGHT})], header=False)
+            before, thought, after = own.partition(_THOUGHT)
+            if thought and _ANSWER in after:
+                close = after.partition(_ANSWER)[0].strip()
+                begin = before[_alike(before, self.base) :].strip()
+                if begin:
+                    return Thoughts(begin, close, field)
+                open_, closed, _ = self._last_line().partition(close)
+                return Thoughts(open_.strip(), close, field, opened=not closed, closed=bool(closed))
+        return next((self._known_thoughts(*pair) for pair in _PAIRS if pair[1] in self._source), None)
+
+    def _known_thoughts(self, begin: str, close: str) -> Thoughts:
+        """Thoughts of a template that reads them out of the content, or writes them before calls only."""
+        kept = Thoughts(begin, close, None, opened=self.base.rstrip().endswith(begin))
+        content = kept.written(_THOUGHT, _ANSWER)
+        own = self._try([_turn("user", _QUESTION), _turn("assistant", content)], header=False)
+        if _THOUGHT in own:
+            return replace(kept, in_content=True)
+        for field in _FIELDS:
+            called = {**_called(Shape()), field: _THOUGHT}
+            if _THOUGHT in self._try([_turn("user", _QUESTION), called], [PROBE_TOOL], header=False):
+                return replace(kept, field=field)
+        return kept
+
+    def own_tools(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
+        """The template's own way with tools; None where it has none, or none that can be gone on with."""
+        told = self._try([_turn("user", _QUESTION)], [PROBE_TOOL])
+        if "probe_tool" not in told or "DESCRIPTION" not in told or _QUESTION not in told:
+            return None
+        for shape in self._shapes():
+            turns = [_turn("user", _QUESTION), _called(shape)]
+            own = self._try(turns, [PROBE_TOOL], header=False)
+            written = own[_alike(own, told) :]
+            form = next((form for form in ((asked,) if asked else FORMS) if _reads(form, written)), None)
+            if form is not None:
+                result = _result(shape)
+                full = self._try([*turns, result], [PROBE_TOOL])
+                if _RESULT not in full:
+                    return None
+                return self._finished(shape), form, self._end_of_call(own, full, form)
+        return self._unwritten(asked)
+
+    def prompted(self) -> Shape:
+        """What is left to a template that knows of no tools, or of none that can be used."""
+        turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
+        answered = self._try([_turn("user", _QUESTION)], header=False)
+        header = self.base[_alike(self.base, answered) :]
+        full = self._try(turns)
+        results = _RESULT in full and full.rpartition(_RESULT)[2].endswith(header) and bool(header.strip())
+        return Shape(True, self._system, results, results, self._alternates, calls=False)
+
+    def _shapes(self) -> Iterable[Shape]:
+        for short in (False, True):
+            for text in (False, True):
+                yield Shape(False, self._system, alternates=self._alternates, text_arguments=text, short_ids=short)
+
+    def _finished(self, shape: Shape) -> Shape:
+        """The shape with what is left to ask."""
+        two = _called(shape, {**PROBE_CALL, "args": {"text": _MORE, "count": 4}})
+        parallel = self._holds([_turn("user", _QUESTION), two], "ARGUMENT", _MORE, tools=[PROBE_TOOL])
+        orphan = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _result(shape)]
+        orphans = self._holds(orphan, _RESULT, tools=[PROBE_TOOL])
+        both = {**_called(shape), "content": _ANSWER, **dict.fromkeys(_FIELDS, _THOUGHT)}
+        exclusive = not self._try([_turn("user", _QUESTION), both], [PROBE_TOOL], header=False)
+        return Shape(
+            system=self._system,
+            orphans=orphans,
+            alternates=self._alternates,
+            parallel=parallel,
+            text_arguments=shape.text_arguments,
+            short_ids=shape.short_ids,
+            exclusive=exclusive,
+        )
+
+    def _unwritten(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
+        """A template that tells of tools and leaves calls to the content: its tokens say which form that is."""
+        form = asked or (PYTHONIC if PYTHONIC.marks[0] in self._controls else None)
+        turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
+        if form is None or not self._holds(turns, _RESULT, tools=[PROBE_TOOL]):
+            return None
+        shape = Shape(False, self._system, alternates=self._alternates, calls=False)
+        return shape, form, self.end_of_answer()
+
+    def _end_of_call(self, own: str, full: str, form: CallForm) -> Ending:
+        after = own[max(own.rfind("ARGUMENT"), own.rfind("count")) :]
+        if end := self._first(after, form.inside):
+            return Ending(end, later=end)
+        if end := self._first(full[len(own.rstrip()) :].partition(_RESULT)[0], form.inside):
+            return Ending(end, next_role=True, later=end)
+        return self.end_of_answer()
+
+    def _first(self, text: str, leaving: Sequence[str] = ()) -> str:
+        """The first control token's spelling in a text, or nothing."""
+        found = {text.find(each): each for each in reversed(self._controls) if each in text and each not in leaving}
+        return found[min(found)] if found else ""
+
+    def _last_line(self) -> str:
+        """The end of the prompt that its header's role is no part of, without white space."""
+        return "".join(self.base.rpartition(_QUESTION)[2].split()).rpartition("assistant")[2]
+
+    def _holds(self, turns: list[Turn], *texts: str, tools: list[Any] | None = None) -> bool:
+        rendered = self._try(turns, tools)
+        return all(text in rendered for text in texts)
+
+    def _try(self, turns: list[Turn], tools: list[Any] | None = None, *, header: bool = True) -> str:
+        """What the template writes; nothing where it refuses."""
+        try:
+            return self._render(turns, tools, header=header)
+        except ModelError:
+            return ""
+
+
+def _alike(a: str, b: str) -> int:
+    """Number of characters with which both begin."""
+    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+
+
+def _turn(role: str, content: str, **more: Any) -> Turn:
+    return {"role": role, "content": content, **more}
+
+
+def _called(shape: Shape, *others: Mapping[str, Any]) -> Turn:
+    calls = [_call(shape, each, number) for number, each in enumerate((PROBE_CALL, *others))]
+    return _turn("assistant", "", tool_calls=calls)
+
+
+def _call(shape: Shape, call: Mapping[str, Any], number: int) -> dict[str, Any]:
+    arguments = json_text(call["args"]) if shape.text_arguments else call["args"]
+    return {
+        "type": "function",
+        "id": _id(shape)[:-1] + str(number),
+        "function": {"name": call["name"], "arguments": arguments},
+    }
+
+
+def _result(shape: Shape) -> Turn:
+    return _turn("tool", _RESULT, tool_call_id=_id(shape)[:-1] + "0", name="probe_tool")
+
+
+def _id(shape: Shape) -> str:
+    return _SHORT_ID if shape.short_ids else _LONG_ID
+
+
+def _reads(form: CallForm, written: str) -> bool:
+    return form.read(written, schemas_of([PROBE_TOOL])).tool_calls == [cast("Any", PROBE_CALL)]

@@ -1,0 +1,123 @@
+"""Whether a codec speaks with its model as it should: put to the test on probe texts when a model is loaded.
+
+It takes some milliseconds. A tokenizer that loses text is no use at all; tools that a model would not be told of, or
+calls that would not be read, are said where tools are offered, since a conversation without tools needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+
+from hrm_agent.models.codec.calls.registry import PROMPTED
+from hrm_agent.models.codec.dialect import PROBE_CALL, PROBE_TOOL
+from hrm_agent.models.codec.thoughts import REASONING
+from hrm_agent.models.engine import TemplateMismatch
+
+__all__ = ["Fault", "Speech", "prove"]
+
+_TEXTS = {
+    "spaces and line ends": "What is 6*7?\n\n  Two  spaces,\ta tab.\n",
+    "code": 'def f(x: int) -> str:\n    return f"{x!r}"  # <b>&amp;</b>\n',
+    "letters of other alphabets": "Größe, 漢字, кот, قط",
+    "emoji": "🎉👩‍🚀",
+}
+_SETTINGS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+"""Settings of a generation configuration that change the distribution, and the values that leave it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that does not work."""
+
+    what: str
+    """In a few words."""
+    hint: str
+    """What to do about it."""
+    about_tools: bool = False
+    """It concerns who is offered tools only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How a model is spoken to."""
+
+    tools: str
+    """Form of its calls, and whether its template knows of tools."""
+    thoughts: str | None
+    """Spellings around its thoughts; None where its template knows of none."""
+    ends: tuple[str, ...]
+    """Tokens that end its answers."""
+    settings: tuple[str, ...]
+    """Settings for sampling that the model's own configuration asks for, and that are not used."""
+    faults: tuple[Fault, ...]
+    """Nothing, for a model that works."""
+
+
+def prove(codec: Any, generation: Any = None) -> Speech:
+    """Put a codec over a chat template to the test. `generation`: the model's own `GenerationConfig`."""
+    dialect = codec.dialect
+    form = dialect.form.name
+    thoughts = dialect.thoughts
+    return Speech(
+        tools=f"{PROMPTED}: asked for in the system turn" if dialect.shape.prompted else f"{form}, by its template",
+        thoughts=None if thoughts is None else f"{thoughts.open} ... {thoughts.close}",
+        ends=tuple(sorted(codec.tokenizer.convert_ids_to_tokens(sorted(codec.ends)))),
+        settings=_settings(generation),
+        faults=(*_text_faults(codec), *_tool_faults(codec)),
+    )
+
+
+def _text_faults(codec: Any) -> list[Fault]:
+    lost = [name for name, text in _TEXTS.items() if codec.decode(codec.encode_text(text)) != text]
+    if not lost:
+        return []
+    return [Fault(f"its tokenizer does not give back {', '.join(lost)}", "Texts with them reach the model changed.")]
+
+
+def _tool_faults(codec: Any) -> list[Fault]:
+    other = "Another form may suit: ?tools=prompted, or a template by ?template=FILE."
+    asked = [HumanMessage("QUESTION")]
+    call = {**PROBE_CALL, "id": "call-0", "type": "tool_call"}
+    thoughts = codec.dialect.thoughts
+    thinks = thoughts is not None and not thoughts.closed
+    answer = AIMessage("", tool_calls=[call], additional_kwargs={REASONING: "THOUGHT"} if thinks else {})
+    seen = [*asked, answer, ToolMessage("RESULT", tool_call_id="call-0", name=PROBE_CALL["name"])]
+    sampled: list[int] = []
+
+    def told() -> bool:
+        return PROBE_CALL["name"] in codec.decode(codec.encode(asked, [PROBE_TOOL]))
+
+    def read() -> bool:
+        sampled.extend(codec.encode_turn([*asked, answer], [PROBE_TOOL]))
+        return codec.parse(codec.decode(sampled), [PROBE_TOOL]).tool_calls == [PROBE_CALL]
+
+    def goes_on() -> bool:
+        last = sampled[-1] if sampled else None
+        return "RESULT" in codec.decode(codec.extend(seen, 1, ended_by=last, tools=[PROBE_TOOL]))
+
+    checks: Sequence[tuple[Callable[[], bool], str]] = (
+        (told, "it is not told of its tools"),
+        (read, "a call in its own form is not read back"),
+        (goes_on, "the conversation does not go on after a tool's result with the earlier tokens as they were"),
+    )
+    return [Fault(what, other, about_tools=True) for holds, what in checks if not _holds(holds)]
+
+
+def _holds(check: Callable[[], bool]) -> bool:
+    try:
+        return check()
+    except (TemplateMismatch, ValueError, TypeError, KeyError):
+        return False
+
+
+def _settings(generation: Any) -> tuple[str, ...]:
+    found = {name: getattr(generation, name, None) for name in _SETTINGS}
+    return tuple(
+        f"{name} {value:g}"
+        for name, value in found.items()
+        if isinstance(value, (int, float)) and value != _SETTINGS[name]
+    )
