@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hrm_agent.trajectory import LogprobKind
 
-__all__ = ["Capabilities", "Lack"]
+__all__ = ["Capabilities", "Fault", "Lack", "Speech"]
 
 
 class Lack(NamedTuple):
@@ -24,13 +24,41 @@ class Lack(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that does not work."""
+
+    what: str
+    """In a few words."""
+    hint: str
+    """What to do about it."""
+    about_tools: bool = False
+    """It concerns who is offered tools only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How a model is spoken to."""
+
+    tools: str
+    """Form of its calls, and whether its template knows of tools."""
+    thoughts: str | None
+    """Spellings around its thoughts; None where its template knows of none."""
+    ends: tuple[str, ...]
+    """Tokens that end its answers."""
+    settings: tuple[str, ...]
+    """Settings for sampling that the model's own configuration asks for, and that are not used."""
+    faults: tuple[Fault, ...]
+    """Nothing, for a model that works."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What one model can do."""
 
     kind: str
     """What stands behind it: `transformers`, `vllm`, `scripted` or `hosted`."""
-    tools: bool
-    """It can be offered tools."""
+    tools: bool | None
+    """It can be offered tools; None where that is not known before it is loaded."""
     token_ids: bool
     """The record holds the exact tokens."""
     logprobs: LogprobKind
@@ -53,5 +81,7 @@ class Capabilities:
     """Number of parameters; None if not known."""
     memory_bytes: int | None = None
     """Of the weights, where they are in this process."""
+    speech: Speech | None = None
+    """How it is spoken to, as a test of its chat template showed; None where there is no template here."""
     lacks: tuple[Lack, ...] = field(default=())
     """What is missing and could be had."""

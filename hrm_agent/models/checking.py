@@ -19,11 +19,11 @@ from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.adapter_folder import on_its_base
-from hrm_agent.models.capabilities import Capabilities, Lack
+from hrm_agent.models.capabilities import Capabilities, Lack, Speech
 from hrm_agent.models.current_policy import Backend
 from hrm_agent.models.engine import Engine, GenerationRequest
 from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
-from hrm_agent.models.policy_loader import load_policy, local_folder, model_folder
+from hrm_agent.models.policy_loader import load_codec, load_policy, local_folder, model_folder
 from hrm_agent.models.vllm.server import parse_address
 from hrm_agent.trajectory import LogprobKind, Sampling
 
@@ -128,9 +128,10 @@ def _local(asked: ModelString) -> Capabilities:
     needed |= {"bitsandbytes"} if options.load else set()
     needed |= {"peft"} if options.adapter else set()
     known = _configuration(folder) if folder.is_dir() else {}
+    speech = _speech(asked) if folder.is_dir() and find_spec("transformers") else None
     return Capabilities(
         kind="transformers",
-        tools=True,
+        tools=None if speech is None else not any(fault.about_tools for fault in speech.faults),
         token_ids=True,
         logprobs=LogprobKind.TEMPERED,
         streaming=True,
@@ -140,8 +141,14 @@ def _local(asked: ModelString) -> Capabilities:
         dtype=None if options.dtype == "auto" else options.dtype,
         device=None if options.device == "auto" else options.device,
         max_length=known.get("max_position_embeddings"),
+        speech=speech,
         lacks=tuple(_lack(*row) for row in _PACKAGES if row[0] in needed and find_spec(row[0]) is None),
     )
+
+
+def _speech(asked: ModelString) -> Speech | None:
+    """How a model of this machine is spoken to: its tokenizer is read, and no weights."""
+    return getattr(load_codec(asked.text), "speech", None)
 
 
 def _configuration(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.models.capabilities import Capabilities
 
 __all__ = ["ACTIONS", "run"]
 
@@ -46,7 +47,13 @@ def _check(words: list[str]) -> int:
         ("kind", can.kind),
         ("loaded", f"in {found.load_seconds:.1f} s" if found.load_seconds is not None else "no, as asked"),
         ("answers", "not asked" if found.answer is None else f"{found.answer.strip()[:60]!r}"),
-        ("tools", _yes(can.tools)),
+        ("tools", _tools(can)),
+        ("thoughts", None if can.speech is None else can.speech.thoughts or "its template knows of none"),
+        ("ends of answers", " ".join(can.speech.ends) if can.speech else None),
+        (
+            "settings of its own",
+            f"{', '.join(can.speech.settings)}: not used" if can.speech and can.speech.settings else None,
+        ),
         ("token ids", _yes(can.token_ids)),
         ("log-probs", can.logprobs.value),
         ("streaming", _yes(can.streaming)),
@@ -59,9 +66,19 @@ def _check(words: list[str]) -> int:
         ("memory of its weights", None if can.memory_bytes is None else f"{can.memory_bytes / 1e6:,.1f} MB"),
     ]
     output.table(("", found.model), [row for row in rows if row[1] is not None])
+    for fault in can.speech.faults if can.speech else ():
+        output.say(f"\nWrong: {fault.what}. {fault.hint}", style="red")
     for lack in can.lacks:
         output.say(f"\nMissing: {lack.what}. {lack.hint}", style="yellow")
-    return 1 if can.lacks else 0
+    return 1 if can.lacks or (can.speech and can.speech.faults) else 0
+
+
+def _tools(can: Capabilities) -> str:
+    if can.tools is None:
+        return "not known before it is loaded"
+    if can.speech is None or not can.tools:
+        return _yes(can.tools)
+    return f"yes: {can.speech.tools}"
 
 
 def _yes(value: bool) -> str:

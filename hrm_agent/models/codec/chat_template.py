@@ -31,12 +31,12 @@ from transformers.utils import chat_template_utils
 
 from hrm_agent.bounded import BoundedMap
 from hrm_agent.errors import ModelError, TemplateRefusalError
+from hrm_agent.models.capabilities import Fault, Speech
 from hrm_agent.models.codec.arrangement import Arranging, Guards, thoughts_and_content
 from hrm_agent.models.codec.calls.form import schemas_of
 from hrm_agent.models.codec.control_tokens import ControlTokenGuard
 from hrm_agent.models.codec.dialect import Dialect, Ending, discover
 from hrm_agent.models.codec.encoders import own_encoder, plain_encoder
-from hrm_agent.models.codec.proof import Fault, Speech
 from hrm_agent.models.codec.stream_decoder import Hidden, StreamDecoder
 from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec, ParsedTurn, TemplateMismatch

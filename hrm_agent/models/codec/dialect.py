@@ -112,9 +112,9 @@ class Dialect:
 def discover(render: Render, controls: Sequence[str], source: str, tools: str | None = None) -> Dialect:
     """Find out how to speak to a template.
 
-    `controls`: spellings of the control tokens. `source`: the template's text. `tools`: the form of calls by name (None:
-    it is found). Raises `ModelError` where no answer has an end, or where the form that was named is not the one that
-    the template writes.
+    `controls`: spellings of the control tokens. `source`: the template's text. `tools`: name of the form of calls
+    (None: it is found). Raises `ModelError` where no answer has an end, or where the form that was named is not the one
+    that the template writes.
     """
     found = _Probing(render, sorted(controls, key=len, reverse=True), source)
     answer = found.end_of_answer()
@@ -179,7 +179,7 @@ class _Probing:
     def own_tools(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
         """The template's own way with tools; None where it has none, or none that can be gone on with."""
         told = self._try([_turn("user", _QUESTION)], [PROBE_TOOL])
-        if "probe_tool" not in told or "DESCRIPTION" not in told or _QUESTION not in told:
+        if "probe_tool" not in told or _QUESTION not in told:
             return None
         for shape in self._shapes():
             turns = [_turn("user", _QUESTION), _called(shape)]

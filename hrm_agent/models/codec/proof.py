@@ -7,17 +7,17 @@ calls that would not be read, are said where tools are offered, since a conversa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
+from hrm_agent.models.capabilities import Fault, Speech
 from hrm_agent.models.codec.calls.registry import PROMPTED
 from hrm_agent.models.codec.dialect import PROBE_CALL, PROBE_TOOL
 from hrm_agent.models.codec.thoughts import REASONING
 from hrm_agent.models.engine import TemplateMismatch
 
-__all__ = ["Fault", "Speech", "prove"]
+__all__ = ["prove"]
 
 _TEXTS = {
     "spaces and line ends": "What is 6*7?\n\n  Two  spaces,\ta tab.\n",
@@ -27,34 +27,6 @@ _TEXTS = {
 }
 _SETTINGS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 """Settings of a generation configuration that change the distribution, and the values that leave it alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that does not work."""
-
-    what: str
-    """In a few words."""
-    hint: str
-    """What to do about it."""
-    about_tools: bool = False
-    """It concerns who is offered tools only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """How a model is spoken to."""
-
-    tools: str
-    """Form of its calls, and whether its template knows of tools."""
-    thoughts: str | None
-    """Spellings around its thoughts; None where its template knows of none."""
-    ends: tuple[str, ...]
-    """Tokens that end its answers."""
-    settings: tuple[str, ...]
-    """Settings for sampling that the model's own configuration asks for, and that are not used."""
-    faults: tuple[Fault, ...]
-    """Nothing, for a model that works."""
 
 
 def prove(codec: Any, generation: Any = None) -> Speech:

@@ -33,7 +33,8 @@ import torch
 from hrm_agent.errors import ModelError
 from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.models.capabilities import Capabilities
-from hrm_agent.models.codec.chat_template import ChatTemplateCodec, PolicyCodec
+from hrm_agent.models.codec.chat_template import PolicyCodec
+from hrm_agent.models.codec.opening import open_codec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
 from hrm_agent.models.local.constrained_decoding import COMPILE_SECONDS, Schemas
@@ -79,7 +80,7 @@ class TransformersEngine:
         self.codec: PolicyCodec = (
             tokenizer_or_codec
             if hasattr(tokenizer_or_codec, "encode_answer")
-            else ChatTemplateCodec(tokenizer_or_codec)
+            else open_codec(tokenizer_or_codec, generation=model.generation_config)
         )
         self.policy_version = 0
         self.max_length = min(filter(None, (max_length, longest_conversation(model))))
@@ -163,7 +164,7 @@ class TransformersEngine:
 
     def capabilities(self) -> Capabilities:
         """What it can do."""
-        return capabilities_of(self._model, self.max_length, self.schemas.lack)
+        return capabilities_of(self._model, self.max_length, self.schemas.lack, getattr(self.codec, "speech", None))
 
     def close(self) -> None:
         """Stop the loop; pending requests fail with `ModelError`."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.capabilities import Capabilities, Lack
+from hrm_agent.models.capabilities import Capabilities, Lack, Speech
 from hrm_agent.models.local.kv_cache import KVShape
 from hrm_agent.trajectory import LogprobKind
 
@@ -35,12 +35,15 @@ def kv_shape(model: Any) -> KVShape:
     return KVShape(config.num_hidden_layers, kv_heads, size, model.dtype, embedding.device)
 
 
-def capabilities_of(model: Any, max_length: int, no_schema: Lack | None) -> Capabilities:
-    """What the model can do in this process; `no_schema` is what keeps answers from being held to one."""
+def capabilities_of(model: Any, max_length: int, no_schema: Lack | None, speech: Speech | None) -> Capabilities:
+    """What the model can do in this process.
+
+    `no_schema`: the reason why answers cannot be held to a schema. `speech`: what the test of its template showed.
+    """
     quantized, adapted = quantization(model), any(".lora_" in name for name, _ in model.named_parameters())
     return Capabilities(
         kind="transformers",
-        tools=True,
+        tools=speech is None or not any(fault.about_tools for fault in speech.faults),
         token_ids=True,
         logprobs=LogprobKind.TEMPERED,
         streaming=True,
@@ -52,6 +55,7 @@ def capabilities_of(model: Any, max_length: int, no_schema: Lack | None) -> Capa
         max_length=max_length,
         parameters=int(model.num_parameters()),
         memory_bytes=int(model.get_memory_footprint()),
+        speech=speech,
         lacks=(no_schema,) if no_schema else (),
     )
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hrm_agent.async_bridge import BackgroundLoop
 from hrm_agent.errors import ContextLengthError, ModelError, to_install
-from hrm_agent.models.capabilities import Capabilities
+from hrm_agent.models.capabilities import Capabilities, Speech
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.answer import VllmReply, request_body
 from hrm_agent.models.vllm.connection import Connection
@@ -115,15 +115,17 @@ class VllmEngine:
 
     def capabilities(self) -> Capabilities:
         """What the server's model can do; `trainable` is whether a trainer here could change its weights."""
+        speech: Speech | None = getattr(self.codec, "speech", None)
         return Capabilities(
             kind="vllm",
-            tools=True,
+            tools=speech is None or not any(fault.about_tools for fault in speech.faults),
             token_ids=True,
             logprobs=self.logprob_kind,
             streaming=True,
             structured=True,
             trainable=False,
             max_length=self.max_length,
+            speech=speech,
         )
 
     def close(self) -> None:
