@@ -1,9 +1,10 @@
 """What all tests share: the data sets, two servers, a browser, and that nothing waits for a terminal or a network.
 
-Tests that read the shared data sets are marked `shared_data`; those on PostgreSQL or MediaWiki are recognised by their
-fixtures and parameters, and marked `server`; those in a browser by the fixture `browser`; those that need a delegated
-cgroup are marked `cgroup`. Where the data, a server, the browser or a cgroup is missing they are deselected, and one
-line says how many and what to do; where `CI=true` all are demanded but the cgroup.
+Tests that read the shared data sets are marked `shared_data`, those on published tokenizers `real_tokenizers`; those on
+PostgreSQL or MediaWiki are recognised by their fixtures and parameters, and marked `server`; those in a browser by the
+fixture `browser`; those that need a delegated cgroup are marked `cgroup`. Where the data, the tokenizers, a server, the
+browser or a cgroup is missing they are deselected, and one line says how many and what to do; where `CI=true` all are
+demanded but the cgroup.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.testing import loopback_only
 from tests.support import postgres as postgresql
+from tests.support import real_tokenizers
 from tests.support.browser import MISSING as NO_BROWSER
 from tests.support.browser import find_browser
 from tests.support.cgroups import missing_cgroup
@@ -127,8 +129,7 @@ def parts_of(item: pytest.Item) -> set[str]:
     callspec = getattr(item, "callspec", None)
     given = [value for value in callspec.params.values() if isinstance(value, str)] if callspec else []
     parts = {"data"} if item.get_closest_marker("shared_data") else set[str]()
-    if item.get_closest_marker("cgroup"):
-        parts.add("cgroup")
+    parts.update(marker for marker in ("cgroup", "real_tokenizers") if item.get_closest_marker(marker))
     elsewhere = any(value.startswith("sqlite") for value in given)
     if any(value.startswith("postgres") for value in given) or ("postgres" in fixtures and not elsewhere):
         parts.add("postgres")
@@ -146,6 +147,8 @@ def missing(part: str) -> str:
             return "" if shared_data_folder() else "There is no data at HRM_SHARED_DATA or ../shared/data."
         case "cgroup":
             return missing_cgroup()
+        case "real_tokenizers":
+            return real_tokenizers.missing()
         case "browser":
             return "" if find_browser() else NO_BROWSER
         case "postgres":

