@@ -44,7 +44,9 @@ class Arranging:
     """Puts messages for one template."""
 
     dialect: Dialect
+    """How the template is spoken to."""
     guards: Guards
+    """How text is kept from becoming tokens."""
 
     def turn(self, message: BaseMessage) -> Turn:
         """One message, before the neighbours are looked at."""

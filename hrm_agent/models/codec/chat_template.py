@@ -40,6 +40,7 @@ from hrm_agent.models.codec.encoders import own_encoder, plain_encoder
 from hrm_agent.models.codec.stream_decoder import Hidden, StreamDecoder
 from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec, ParsedTurn, TemplateMismatch
+from hrm_agent.unicode import without_surrogates
 
 __all__ = ["ChatTemplateCodec", "PolicyCodec", "StreamDecoder"]
 
@@ -287,7 +288,8 @@ class ChatTemplateCodec:
         """True if the words and thoughts of an answer stand in what the template wrote."""
         reasoning, content = thoughts_and_content(message, self.dialect)
         written = _squeezed(self._unguarded(rendered))
-        return _squeezed(content) in written and _squeezed(reasoning or "") in written
+        wanted = (_squeezed(without_surrogates(text)) for text in (content, reasoning or ""))
+        return all(text in written for text in wanted)
 
     def _unguarded(self, rendered: str) -> str:
         return "".join(text for text, _ in self._guard.split(rendered))

@@ -95,6 +95,7 @@ class Dialect:
     """What was found out about a template."""
 
     shape: Shape
+    """How messages are put for it."""
     form: CallForm
     """How calls are written and read."""
     thoughts: Thoughts | None
