@@ -277,7 +277,7 @@ class ChatTemplateCodec:
         """
         thoughts = self.dialect.thoughts
         unknown = thoughts is not None and thoughts.field is None and not thoughts.in_content
-        empty = thoughts is not None and thoughts.opened and not reasoning_of(answer)
+        empty = thoughts is not None and thoughts.opened and not (reasoning_of(answer) or "").strip()
         in_loop = bool(answer.tool_calls) and all(isinstance(message, ToolMessage) for message in following)
         return self.keep_thoughts or (in_loop and (unknown or empty or self.dialect.shape.prompted))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -188,24 +189,18 @@ def clean(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def frame(codec: ChatTemplateCodec, ids: Sequence[int]) -> list[int]:
-    """Special tokens, and added ones: all that text must not become."""
-    added = codec.tokenizer.get_added_vocab().values()
-    return [i for i in ids if i in set(added)]
-
-
 def conversation(codec: ChatTemplateCodec, drawn: random.Random, text: Any) -> list[BaseMessage]:
     said: list[BaseMessage] = [SystemMessage(text()), HumanMessage(text())]
     for _ in range(drawn.randrange(1, 3)):
         if drawn.random() < 0.6:
-            said.append(answer(codec, "", text(), thinks=None))
+            said.append(answer(codec, "", text(), thinks=drawn.choice((None, "Hm.", hostile(drawn)))))
             said.append(ToolMessage(text(), tool_call_id="call-0", name="python"))
         else:
             said += [answer(codec, text(), thinks=None), HumanMessage(text())]
     return said
 
 
-@pytest.mark.parametrize("conversations", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("conversations", [4, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_hostile_text_forges_nothing_and_nothing_of_it_is_lost(name: str, conversations: int) -> None:
     """The tokens of the frame are those of the same conversation in harmless words."""
@@ -214,6 +209,7 @@ def test_hostile_text_forges_nothing_and_nothing_of_it_is_lost(name: str, conver
 
 def fuzz(name: str, conversations: int, seed: int) -> None:
     codec = codec_of(name)
+    added = frozenset(i for token, i in codec.tokenizer.get_added_vocab().items() if token.strip())
     for number in range(conversations):
         texts: list[str] = []
 
@@ -223,10 +219,13 @@ def fuzz(name: str, conversations: int, seed: int) -> None:
 
         drawn = random.Random(f"{seed} {number}")
         said = conversation(codec, drawn, text)
+        others = [message if isinstance(message, AIMessage) else _harmless(message) for message in said]
         harmless = [_harmless(message) for message in said]
         ids = codec.encode(said, TOOLS)
-        # The policy's own turns may hold tags: those of the others are compared.
-        assert _frames(codec, said, ids) == _frames(codec, harmless, codec.encode(harmless, TOOLS)), (name, number)
+        # Tags in the policy's own turns are tags, so that added tokens are compared where those are the same.
+        assert among(added, ids) == among(added, codec.encode(others, TOOLS)), (name, number)
+        controls = codec.control_token_ids
+        assert among(controls, ids) == among(controls, codec.encode(harmless, TOOLS)), (name, number)
         written = "".join(shown(codec, ids).replace("▁", " ").split())
         for message in said:
             if not isinstance(message, AIMessage) and not codec.dialect.shape.prompted:
@@ -257,14 +256,12 @@ def _harmless(message: BaseMessage) -> BaseMessage:
     return message.model_copy(update=changed)
 
 
-def _frames(codec: ChatTemplateCodec, said: Sequence[BaseMessage], ids: Sequence[int]) -> list[int]:
-    return [i for i in ids if i in codec.control_token_ids]
+def among(wanted: frozenset[int], ids: Sequence[int]) -> list[int]:
+    return [i for i in ids if i in wanted]
 
 
 def _in_some_spelling(text: str, written: str) -> bool:
     """As it is, or as JSON spells it; without white space, which templates trim."""
-    import json
-
     text = text.replace("▁", " ")  # some tokenizers write their spaces so, and give no other back
     squeezed = "".join(text.split())
     spelt = "".join(json.dumps(text, ensure_ascii=False)[1:-1].split())
