@@ -162,10 +162,11 @@ class TokenReader:
 
     def _reads_as_recorded(self, call: Call) -> bool:
         sampled = [token for token, is_sampled in zip(call.token_ids, call.mask, strict=True) if is_sampled]
-        parsed = self.codec.parse(self.codec.decode(sampled), call.tools or ())
-        said: Any = call.response.get("content")
+        text, said = self.codec.decode(sampled), call.response.get("content")
         tools: Any = call.response.get("tool_calls") or []
-        return said == parsed.content and [each.get("name") for each in tools] == [c["name"] for c in parsed.tool_calls]
+        names = [each.get("name") for each in tools]
+        both = (self.codec.parse(text, call.tools or (), thinks=thinks) for thinks in (True, False))
+        return any(said == one.content and names == [each["name"] for each in one.tool_calls] for one in both)
 
 
 def _is_file(where: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
@@ -73,6 +73,8 @@ class Prefix:
     """Why the call is a root; None exactly if it has a parent."""
     branch_of: str | None = None
     """Id of the call that a root would have extended but could not."""
+    thinks: bool = True
+    """False where the prompt ends with the tokens by which an answer has no thoughts."""
 
 
 def _now() -> float:
@@ -146,8 +148,19 @@ def open_call(
     return PendingCall(identity, claimed, request_hash, messages, context, tools, sampling, instead_of=again)
 
 
-def find_prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefix:
-    """Extend the newest recorded call of the conversation token by token; where that is impossible, say why."""
+def find_prefix(recording: Recording, engine: Engine, pending: PendingCall, *, thinks: bool = True) -> Prefix:
+    """Extend the newest recorded call of the conversation token by token; where that is impossible, say why.
+
+    `thinks`: False for an answer that a schema holds from its first token on, which has no place for thoughts.
+    """
+    found = _prefix(recording, engine, pending)
+    skipped = () if thinks else engine.codec.without_thoughts
+    if not skipped:
+        return found
+    return replace(found, inserted=[*found.inserted, *skipped], prompt_ids=(*found.prompt_ids, *skipped), thinks=False)
+
+
+def _prefix(recording: Recording, engine: Engine, pending: PendingCall) -> Prefix:
     journal = recording.journal
     answered = next((i for i in reversed(range(len(pending.messages))) if recorded_call_id(pending.messages[i])), None)
     named = recorded_call_id(pending.messages[answered]) if answered is not None else None
@@ -321,7 +334,11 @@ def _thread(pending: PendingCall) -> dict[str, str]:
 
 def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: Completion) -> AIMessage:
     text = engine.codec.decode(completion.token_ids)
-    parsed = ParsedTurn(text.strip()) if completion.constrained else engine.codec.parse(text, pending.tools)
+    parsed = (
+        ParsedTurn(text.strip())
+        if completion.constrained
+        else engine.codec.parse(text, pending.tools, thinks=prefix.thinks)
+    )
     prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
     return AIMessage(
         content=parsed.content,

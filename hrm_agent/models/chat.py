@@ -267,7 +267,7 @@ class _PolicyCall:
         if isinstance(self.backend, BaseChatModel):
             self._future = ask_in_thread(self.backend, pending, self.options)
         else:
-            self._prefix = find_prefix(self.recording, self.backend, pending)
+            self._prefix = find_prefix(self.recording, self.backend, pending, thinks=self.thinks)
             seen = (self._prefix.prompt_ids, pending.sampling, pending.messages)
             request = GenerationRequest(*seen, on_token, self._schema, pending.role, pending.thread)
             self._future = self.backend.submit(request)
@@ -294,6 +294,11 @@ class _PolicyCall:
     def pending(self) -> PendingCall:
         assert self._pending is not None, "a recorded answer is not asked for again"
         return self._pending
+
+    @property
+    def thinks(self) -> bool:
+        """False for an answer that a schema holds from its first token on."""
+        return self._schema is None
 
     @property
     def id(self) -> str:
@@ -363,7 +368,7 @@ class _TextStream:
     def add(self, token: int) -> Iterator[ChatGenerationChunk]:
         if self._decoder is None:  # only engines tell of tokens
             engine: Engine = self._job.backend  # pyright: ignore[reportAssignmentType]
-            self._decoder = engine.codec.stream()
+            self._decoder = engine.codec.stream(thinks=self._job.thinks)
         text = self._blank + self._decoder.push(token)
         text = text if self._shown else text.lstrip()
         ready = text.rstrip()

@@ -151,6 +151,8 @@ class Codec(Protocol):
     """The token that ends a written answer."""
     ends: frozenset[int]
     """All tokens that end an answer, `end_of_turn` among them."""
+    without_thoughts: tuple[int, ...]
+    """Tokens after a prompt for an answer that is to have no thoughts; empty where it begins without any."""
 
     def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The whole prompt, up to and with the header of the answer. `tools` in OpenAI's form."""
@@ -185,10 +187,14 @@ class Codec(Protocol):
         """
         ...
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> ParsedTurn:
-        """Take an answer's text apart. `tools`: those that were offered, which say the types of arguments."""
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
+        """Take an answer's text apart.
+
+        `tools`: those that were offered, which say the types of arguments. `thinks`: False where `without_thoughts`
+        stood before it.
+        """
         ...
 
-    def stream(self) -> TextStream:
-        """A decoder for one answer that is being sampled."""
+    def stream(self, *, thinks: bool = True) -> TextStream:
+        """A decoder for one answer that is being sampled; `thinks` as for `parse`."""
         ...

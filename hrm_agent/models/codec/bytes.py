@@ -36,6 +36,8 @@ class ByteCodec:
     """Token that ends a turn."""
     ends = frozenset((_END,))
     """The same, as a set."""
+    without_thoughts = ()
+    """It knows no thoughts."""
     control_token_ids = frozenset((_START, _END))
     """Tokens of the frame that a policy might forge."""
     vocab_size = 260
@@ -73,13 +75,14 @@ class ByteCodec:
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self.control_token_ids else token_ids
         return b"".join(_SPELLING.get(i) or bytes((i,)) for i in ids).decode(errors="replace")
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> ParsedTurn:
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
         """Content and tool calls of an answer's text."""
-        del tools
+        del tools, thinks
         return parse_turn(text)
 
-    def stream(self) -> StreamDecoder:
+    def stream(self, *, thinks: bool = True) -> StreamDecoder:
         """A decoder for one answer that is being sampled."""
+        del thinks
         return StreamDecoder(self.decode)
 
 

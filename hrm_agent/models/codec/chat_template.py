@@ -68,6 +68,8 @@ class ChatTemplateCodec:
     """Id of the token that the template writes after an answer."""
     ends: frozenset[int]
     """Ids of all tokens that end an answer."""
+    without_thoughts: tuple[int, ...]
+    """Ids of what closes thoughts that the prompt opened, or opens the channel of words."""
     control_token_ids: frozenset[int]
     """Ids of the special tokens, but for those that stand inside of answers: marks of calls and thoughts."""
     dialect: Dialect
@@ -111,6 +113,7 @@ class ChatTemplateCodec:
         self._separable = end is not None and not end.lstrip
         self._turn_ids = lru_cache(maxsize=4096)(self._encode_turn)
         self._plain_ids = lru_cache(maxsize=1024)(self._encode_plainly)
+        self.without_thoughts = tuple(self.encode_text(self._before_words()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process the tokenizer and what was asked say all."""
@@ -176,19 +179,21 @@ class ChatTemplateCodec:
             ids.pop()
         return self._encoder.decode(ids, skip_special_tokens=False)
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> ParsedTurn:
-        """Content, thoughts and tool calls of an answer's text."""
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
+        """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
         form, thoughts = self.dialect.form, self.dialect.thoughts
         if form.shown_after:
-            return form.read(text, schemas_of(tools))
-        reasoning, rest = thoughts.split(text) if thoughts is not None else (None, text)
+            return form.read(text if thinks else form.shown_after + text, schemas_of(tools))
+        reasoning, rest = thoughts.split(text) if thoughts is not None and thinks else (None, text)
         if form.opening and not tools:
             return ParsedTurn(rest, reasoning=reasoning)
         return replace(form.read(rest, schemas_of(tools)), reasoning=reasoning)
 
-    def stream(self) -> StreamDecoder:
+    def stream(self, *, thinks: bool = True) -> StreamDecoder:
         """A decoder for one answer that is being sampled."""
-        return StreamDecoder(self.decode, self._hidden)
+        return StreamDecoder(
+            self.decode, self._hidden if thinks else replace(self._hidden, thoughts=None, opened=False)
+        )
 
     # what was found out, as tokens
 
@@ -306,6 +311,13 @@ class ChatTemplateCodec:
             return text
         written = thoughts.written(guard.text(reasoning or "", self._tags), text)
         return written.removeprefix(thoughts.open).removeprefix("\n") if thoughts.opened else written
+
+    def _before_words(self) -> str:
+        """What stands between the header of a prompt and the words of an answer without thoughts."""
+        thoughts = self.dialect.thoughts
+        if self.dialect.form.shown_after:
+            return self.dialect.form.shown_after
+        return f"\n{thoughts.close}\n\n" if thoughts is not None and thoughts.opened else ""
 
     def _read_calls(self, text: str, tools: Sequence[dict[str, Any]]) -> bool:
         parsed = self.parse(text, tools)
