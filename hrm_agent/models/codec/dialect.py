@@ -231,7 +231,8 @@ class _Probing:
         """A template that tells of tools and leaves calls to the content: its tokens say which form that is."""
         form = asked or (PYTHONIC if PYTHONIC.marks[0] in self._controls else None)
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
-        if form is None or not self._holds(turns, _RESULT, tools=[PROBE_TOOL]):
+        writes = self._holds([_turn("user", _QUESTION), _called(Shape())], "ARGUMENT", tools=[PROBE_TOOL])
+        if form is None or writes or not self._holds(turns, _RESULT, tools=[PROBE_TOOL]):
             return None
         shape = Shape(False, self._system, alternates=self._alternates, calls=False)
         return shape, form, self.end_of_answer()
