@@ -29,6 +29,7 @@ from rich.table import Table
 
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.local.attention_survey import survey
 from hrm_agent.models.local.cache_rows import SAMPLING, Rows
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.kv_cache import KVPool
@@ -71,7 +72,7 @@ def timed(name: str, tokens: int, work: Callable[[], Any]) -> tuple[dict[str, An
 
 def run_floor(model: Any, requests: int, turn: str, length: int) -> dict[str, Any]:
     twin = replica(model)
-    rows = Rows(KVPool(kv_shape(model), max_rows=requests, max_length=512, max_bytes=1 << 32))
+    rows = Rows(KVPool(kv_shape(twin, survey(twin)), max_rows=requests, max_length=512, max_bytes=1 << 32))
     rows.resize(requests, 512)
     rows.known[:], rows.cached[:], rows.kind[:] = length + 1, length, SAMPLING
     step = rows.plan()

@@ -34,7 +34,7 @@ from accelerate import Accelerator
 from hrm_agent.models import Engine
 from hrm_agent.runtime.episode import refuse_other_roles
 from hrm_agent.training.ahead import StepsUnderWay, with_bound
-from hrm_agent.training.batch import MicroBatch, build_batches, left_out
+from hrm_agent.training.batch import ForwardName, MicroBatch, build_batches, left_out
 from hrm_agent.training.carry_over import Carried, CarryOver
 from hrm_agent.training.collector import Collector
 from hrm_agent.training.config_parts import TrainingStage
@@ -209,7 +209,10 @@ class TrainingRun(ABC):
             overlays = credited_overlays(rollouts, judged, config)
             everyone, verdicts = [*rollouts, *carried.rollouts], [*overlays, *carried.overlays]
             self.write_overlays(verdicts)
-            batches = mini_batches(everyone, verdicts, config, ranks=self.learner.accelerator.num_processes)
+            learner = self.learner
+            batches = mini_batches(
+                everyone, verdicts, config, forward=learner.forward, ranks=learner.accelerator.num_processes
+            )
         with phases("update"):
             update = await self.updated(batches, plan.rate)
         found = group_metrics(rollouts, overlays) | selection_metrics(attempts, overlays)
@@ -345,7 +348,12 @@ def _pool_metrics(plan: StepPlan, rollouts: Sequence[Trajectory], found: Row) ->
 
 
 def mini_batches(
-    rollouts: Sequence[Trajectory], overlays: Sequence[Overlay], config: GrpoConfig, *, ranks: int = 1
+    rollouts: Sequence[Trajectory],
+    overlays: Sequence[Overlay],
+    config: GrpoConfig,
+    *,
+    forward: ForwardName,
+    ranks: int = 1,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of each optimiser step of a batch; a part in which no token is trained has none.
 
@@ -357,7 +365,7 @@ def mini_batches(
     build = partial(
         build_batches,
         rollouts,
-        forward=loss.forward,
+        forward=forward,
         whole_trajectories=loss.objective == "gspo",
         roles=config.adapter.lora_roles,
     )

@@ -21,10 +21,11 @@ from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.model_string import parse_model
 from hrm_agent.models.restarting import RestartingEngine
 from hrm_agent.training.adam import make_adamw
-from hrm_agent.training.batch import MicroBatch
+from hrm_agent.training.batch import ForwardName, MicroBatch
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.difference_bound import difference_bound
 from hrm_agent.training.gradients import SkippedSteps
+from hrm_agent.training.logprobs.packed import usable_forward
 from hrm_agent.training.model_mode import as_it_answers
 from hrm_agent.training.objectives import LossOptions
 from hrm_agent.training.optimizer_step import OptimOptions, policy_update
@@ -58,6 +59,8 @@ class Learner:
             self._policy.recompute_activations()
         model, self.codec = self._policy.model, self._policy.codec
         self._config = config
+        self.forward: ForwardName = usable_forward(model, config.loss.forward, quiet=not accelerator.is_main_process)
+        """How rows are forwarded: as the run is told, or padded where the model cannot be packed."""
         self.model, self.optimizer = self._prepared(model)
         self.version = 0
         """Number of optimiser steps behind the weights."""

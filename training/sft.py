@@ -41,6 +41,7 @@ from hrm_agent.training.chat_rows import chat_of
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import SftConfig
 from hrm_agent.training.gradients import SkippedSteps, step_if_finite
+from hrm_agent.training.logprobs.packed import usable_forward
 from hrm_agent.training.metrics import MetricsLog
 from hrm_agent.training.model_mode import learning_from_texts
 from hrm_agent.training.optimizers import RunningMean, make_optimizers
@@ -144,7 +145,9 @@ class _Course:
     ) -> None:
         optimizers = make_optimizers(model, config)
         self._adapter = adapter
-        self._model, self._config, self._accelerator = model, config, accelerator
+        forward = usable_forward(model, config.forward, quiet=not accelerator.is_main_process)
+        self._model, self._accelerator = model, accelerator
+        self._config = config.model_copy(update={"forward": forward})
         self._wrapped, *self._optimizers = accelerator.prepare(model, *optimizers)
         self._rates = [group["lr"] for group in self._groups]
         self._mean = RunningMean(model, config.average) if config.average else None

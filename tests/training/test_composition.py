@@ -79,7 +79,7 @@ def test_a_part_of_a_batch_without_a_token_to_train_is_passed_over_and_a_whole_o
     def parts(frozen: tuple[str, ...]) -> list[list[MicroBatch]]:
         config = GrpoConfig.of(algorithm="grpo", mini_batches=8, group_size=8, frozen_roles=frozen)
         judged = select(alone, 8, "grpo", seed=3)
-        return mini_batches(alone, credited_overlays(alone, judged, config), config)
+        return mini_batches(alone, credited_overlays(alone, judged, config), config, forward=config.loss.forward)
 
     assert sorted(len(part) for part in parts(("plan",))) == [0, *[1] * 7]
     assert [len(part) for part in parts(())] == [1] * 8

@@ -71,7 +71,7 @@ class _Job:
     own: tuple[int, int]
     """The interval that they are in."""
     prefix: Intervals
-    """All before it."""
+    """Those before it that it sees."""
 
     @property
     def before(self) -> int:
@@ -147,15 +147,21 @@ class AttentionPlan:
     """Who looks where in one sequence."""
 
     def __init__(
-        self, runs: Sequence[Run], *, asking: np.ndarray | None = None, device: torch.device | str = "cpu"
+        self,
+        runs: Sequence[Run],
+        *,
+        asking: np.ndarray | None = None,
+        window: int | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
-        """`asking`: ascending indices of the tokens whose results are wanted, None for all."""
-        self.longest = max(sum(b - a for a, b in (*run.prefix, (run.start, run.stop))) for run in runs)
-        """Tokens on the longest path."""
+        """`asking`: ascending indices of the tokens whose results are wanted, None for all. `window`: how many tokens
+        each sees, itself included; None: its whole path.
+        """
+        self._window = window
         self._size = max(run.stop for run in runs)
         self._device = device
         block, products = (BLOCK, ROUND_PRODUCTS) if _is_cpu(device) else (BLOCK_ON_GPU, ROUND_PRODUCTS_ON_GPU)
-        jobs = sorted(_jobs(runs, asking, block), key=lambda job: (len(job.queries), job.keys, job.prefix))
+        jobs = sorted(_jobs(runs, asking, window, block), key=lambda job: (len(job.queries), job.keys, job.prefix))
         self._rounds = [self._round(group) for group in _grouped(jobs, products)]
         self._made: dict[tuple[int, int], AttentionRows] = {}
 
@@ -180,7 +186,10 @@ class AttentionPlan:
             depths[row, : len(job.queries)] = job.queries - job.own[0] + job.before
         if (depths == depths[0]).all():
             depths = depths[:1]
-        mask = np.where(np.arange(length) > depths[..., None], np.float32(-np.inf), np.float32(0))
+        hidden = np.arange(length) > depths[..., None]
+        if self._window is not None:
+            hidden |= np.arange(length) <= depths[..., None] - self._window
+        mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
         return _Round(jobs, queries, keys, self._tensor(mask[:, None]))
 
     def _rows(self, heads: int, shared: int) -> AttentionRows:
@@ -233,7 +242,7 @@ def _is_cpu(device: torch.device | str) -> bool:
     return torch.device(device).type == "cpu"
 
 
-def _jobs(runs: Sequence[Run], asking: np.ndarray | None, block: int) -> Iterator[_Job]:
+def _jobs(runs: Sequence[Run], asking: np.ndarray | None, window: int | None, block: int) -> Iterator[_Job]:
     for run in runs:
         count = -(-(run.stop - run.start) // block)
         bounds = [run.start + (run.stop - run.start) * i // count for i in range(count + 1)]
@@ -243,7 +252,19 @@ def _jobs(runs: Sequence[Run], asking: np.ndarray | None, block: int) -> Iterato
                 queries = asking[slice(*np.searchsorted(asking, (start, stop)))]
             if len(queries):
                 prefix = run.prefix if start == run.start else (*run.prefix, (run.start, start))
-                yield _Job(queries, (start, int(queries[-1]) + 1), prefix)
+                yield _Job(queries, (start, int(queries[-1]) + 1), _last_of(prefix, window))
+
+
+def _last_of(prefix: Intervals, window: int | None) -> Intervals:
+    """The tokens before a job that its first query may see."""
+    if window is None:
+        return prefix
+    left, found = window - 1, list[tuple[int, int]]()
+    for start, stop in reversed(prefix):
+        if left > 0:
+            found.append((max(start, stop - left), stop))
+            left -= stop - start
+    return tuple(reversed(found))
 
 
 def _grouped(jobs: Sequence[_Job], products: int) -> Iterator[list[_Job]]:

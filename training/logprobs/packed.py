@@ -1,8 +1,9 @@
 """All tokens of a micro-batch in one sequence, without padding, each prefix that rows share once.
 
 A layer of a transformer treats tokens one by one, but for its attention. So the model runs with an attention function
-of ours, in which a token sees its own path only (`path_attention`), and with the positions of the tokens on it. That
-takes a model of transformers whose attention can be replaced and whose tokens meet nowhere else; others are refused.
+of ours, in which a token sees its own path only (`path_attention`), or a window of it, and with the positions of the
+tokens on it. That takes a model of transformers whose attention can be replaced and whose tokens meet nowhere else.
+Others are refused; a training asks before it begins (`usable_forward`), and pads their rows.
 
 Of the last layer only tokens that predict a trained one are wanted. The others are keys in it, but ask nothing, and
 skip what follows its attention where that is a plain MLP.
@@ -11,25 +12,27 @@ skip what follows its attention where that is a plain MLP.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_utils import AttentionInterface
 
 from hrm_agent.errors import ModelError
-from hrm_agent.training.batch import MicroBatch
+from hrm_agent.models.local.attention_survey import register_attention, survey, unknown_arguments, window_of
+from hrm_agent.models.local.packed_attention import replica
+from hrm_agent.training.batch import ForwardName, MicroBatch
 from hrm_agent.training.logprobs.attention_plan import AttentionPlan, Run, runs_of
 from hrm_agent.training.logprobs.forward import ModelInputs
 from hrm_agent.training.logprobs.path_attention import path_attention
 
-__all__ = ["packed"]
+__all__ = ["packed", "usable_forward"]
 
 _NAME = "hrm_agent_paths"
-_REFUSED = ("softcap", "s_aux", "position_bias")
+_REFUSED = ("softcap", "s_aux")
 _LAYERS = {"attention", "full_attention", "sliding_attention"}
 
 
@@ -44,6 +47,7 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
     arguments = {
         "input_ids": tokens[None],
         "position_ids": batch.positions_N[None],
+        "attention_mask": torch.ones_like(tokens)[None],  # without one, texts would be told apart by their positions
         "use_cache": False,
         "paths": paths,
     }
@@ -51,16 +55,47 @@ def packed(model: nn.Module, batch: MicroBatch) -> Generator[ModelInputs]:
         yield ModelInputs(arguments, torch.zeros_like(tokens), torch.arange(len(tokens), device=tokens.device))
 
 
+def usable_forward(model: Any, asked: ForwardName, *, quiet: bool = False) -> ForwardName:
+    """The forward to take: `asked`, or `padded`, with a line on stderr, if rows of the model cannot be packed.
+
+    Costs about as much as a step of sampling.
+    """
+    if asked == "padded" or (reason := _why_not_packed(model)) is None:
+        return asked
+    if not quiet:
+        sys.stderr.write(f"hrm-agent: rows are padded, in place of forward = {asked}: {reason}.\n")
+    return "padded"
+
+
+def _why_not_packed(model: Any) -> str | None:
+    try:
+        _refuse(model)
+        found = survey(replica(model))
+    except ModelError as error:
+        return error.message.rstrip(".")
+    name = type(model).__name__
+    if found.objection is not None:
+        return f"{name}: {found.objection}"
+    if any(each.sinks or each.softcap for each in found.layers):
+        return f"{name} has attention sinks, or bounds its scores"
+    return None
+
+
 class _Paths:
     """Plans for the layers of a model."""
 
     def __init__(self, runs: tuple[Run, ...], wanted_P: Tensor, last: int) -> None:
-        device = wanted_P.device
-        self.plan = AttentionPlan(runs, device=device)
-        self._last, self._plan_of_last = last, AttentionPlan(runs, asking=wanted_P.cpu().numpy(), device=device)
+        self._runs, self._device = runs, wanted_P.device
+        self._last, self._wanted = last, wanted_P.cpu().numpy()
+        self._plans: dict[tuple[bool, int | None], AttentionPlan] = {}
 
-    def of(self, layer: int | None) -> AttentionPlan:
-        return self._plan_of_last if layer == self._last else self.plan
+    def of(self, layer: int | None, window: int | None) -> AttentionPlan:
+        """For a layer whose tokens see `window` tokens, themselves included; None: all before them."""
+        key = layer == self._last, window
+        if key not in self._plans:
+            asking = self._wanted if key[0] else None
+            self._plans[key] = AttentionPlan(self._runs, asking=asking, window=window, device=self._device)
+        return self._plans[key]
 
 
 def _last_layer(model: PreTrainedModel) -> int:
@@ -128,7 +163,7 @@ def _refusal(reason: str) -> ModelError:
 @contextmanager
 def _attention_along_paths(model: PreTrainedModel) -> Generator[None]:
     """Within the block the model's layers call `_attention`."""
-    cast("Any", AttentionInterface).register(_NAME, _attention)
+    register_attention(_NAME, _attention)
     found = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
     text = model.config.get_text_config()
     configs: list[Any] = list((found | {id(text): text}).values())
@@ -149,28 +184,31 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    paths: _Paths,
+    paths: _Paths | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What the model's layers call; [1, heads, tokens, head size] each."""
-    del attention_mask
-    plan = paths.of(getattr(module, "layer_idx", None))
-    _refuse_options(module, paths.plan.longest, dropout, options)
+    if paths is None:
+        raise _refusal(f"{type(module).__name__} is not told of the paths")
+    _refuse_options(module, dropout, options)
+    try:
+        window = window_of(attention_mask)
+    except ValueError as error:
+        raise _refusal(f"{type(module).__name__} has {error}") from error
+    plan = paths.of(getattr(module, "layer_idx", None), window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     return path_attention(query, key, value, plan, scale)[None], None
 
 
-def _refuse_options(module: Any, longest: int, dropout: float, options: dict[str, Any]) -> None:
+def _refuse_options(module: Any, dropout: float, options: dict[str, Any]) -> None:
     name = type(module).__name__
-    if unknown := [option for option in _REFUSED if options.get(option) is not None]:
+    refused = [option for option in _REFUSED if options.get(option) is not None]
+    if unknown := refused + unknown_arguments(options):
         raise _refusal(f"{name} uses {', '.join(unknown)}")
     if dropout:
         raise _refusal(f"{name} has dropout")
     if not getattr(module, "is_causal", True):
         raise _refusal(f"{name} is not causal")
-    window = options.get("sliding_window")
-    if window is not None and window < longest:
-        raise _refusal(f"{name} sees {window} tokens back, and a sequence has {longest}")

@@ -10,18 +10,19 @@ turn of the same conversation), else as a copy (another sample of the same promp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
-from hrm_agent.models.local.packed_attention import Feeding, PackedStep
+from hrm_agent.models.local.packed_attention import Feeding, Mask, Masks, PackedStep
 
 __all__ = ["FEEDING", "IDLE", "SAMPLING", "Rows", "StepInput"]
 
 SAMPLING, FEEDING, IDLE = 0, 1, 2
-_WINDOW = 32
+_WIDTH = 32
 _STEP_TOKENS = 2048
 _MASK_ELEMENTS = 1 << 24
 
@@ -66,9 +67,11 @@ class Rows:
     that is not, where the model takes other rotary factors for texts of more than `switch` tokens.
     """
 
-    def __init__(self, pool: KVPool, switch: int | None = None) -> None:
+    def __init__(self, pool: KVPool, switch: int | None = None, *, windows: Sequence[int | None] | None = None) -> None:
+        """`windows`: tokens that each layer sees, itself included; None: all before it, in all layers or in one."""
         self.pool = pool
         self._switch = switch
+        self._windows = tuple(windows or [None] * len(pool.shape.layers))
         self.clock = 0
         self._state: dict[str, Array] = {}
         self._new_state(pool.rows, pool.length)
@@ -191,13 +194,10 @@ class Rows:
         ends_R = np.cumsum(fed_R)
         positions_T = np.arange(len(rows_T)) - np.repeat(ends_R - fed_R, fed_R) + self.cached[rows_T]
         done_R = self.cached[: len(fed_R)] + fed_R == self.known[: len(fed_R)]
-        step = PackedStep(
-            self.pool,
-            self._written(rows_T, positions_T),
-            sampling,
-            self._sampling_mask(sampling),
-            self._feeding(sampling, fed_F),
-        )
+        feeding = self._feeding(sampling, fed_F)
+        masks = {each: self._masks(sampling, fed_F, each) for each in set(self._windows)}
+        of_layers = tuple(masks[each] for each in self._windows)
+        step = PackedStep(self.pool, self._written(rows_T, positions_T), sampling, feeding, of_layers)
         ids_T = self.tokens[rows_T, positions_T]
         last_S, row_S = (ends_R - 1)[done_R], np.flatnonzero(done_R)
         return StepInput(ids_T, positions_T, step, fed_R, last_S, row_S, self.adapter[rows_T], self.long[rows_T])
@@ -224,44 +224,47 @@ class Rows:
         if not len(lacking_F):
             return lacking_F
         window = int((self.known[first : first + len(lacking_F)]).max())
-        limit = max(_WINDOW, min(_STEP_TOKENS, _MASK_ELEMENTS // window))
+        limit = max(_WIDTH, min(_STEP_TOKENS, _MASK_ELEMENTS // window))
         portions_F = np.minimum(lacking_F, limit)
         padded = np.maximum.accumulate(portions_F) * np.arange(1, len(portions_F) + 1)
         return portions_F[: max(1, int((padded <= limit).sum()))]
 
-    def _written(self, rows_T: Array, positions_T: Array) -> torch.Tensor:
-        heads, length = self.pool.shape.heads, self.pool.length
-        of_token = rows_T * (heads * length) + positions_T
-        every = of_token[:, None] + np.arange(heads) * length
-        return tensor_on(self.pool.shape.device, every.reshape(-1))
-
-    def _sampling_mask(self, count: int) -> torch.Tensor | None:
-        return self._mask(self.cached[:count, None])[:, None] if count else None
+    def _written(self, rows_T: Array, positions_T: Array) -> dict[int, torch.Tensor]:
+        length, found = self.pool.length, dict[int, torch.Tensor]()
+        for heads in self.pool.shape.heads:
+            of_token = rows_T * (heads * length) + positions_T
+            every = of_token[:, None] + np.arange(heads) * length
+            found[heads] = tensor_on(self.pool.shape.device, every.reshape(-1))
+        return found
 
     def _feeding(self, first: int, fed_F: Array) -> Feeding | None:
         if not len(fed_F):
             return None
-        count, longest = len(fed_F), int(fed_F.max())
+        longest = int(fed_F.max())
         starts_F = np.cumsum(fed_F) - fed_F
         offsets_L = np.arange(longest)
         inside_FL = offsets_L < fed_F[:, None]
         gather_FL = np.where(inside_FL, starts_F[:, None] + offsets_L, 0)
-        mask = self._mask(self.cached[first : first + count, None] + np.minimum(offsets_L, fed_F[:, None] - 1))
         device = self.pool.shape.device
-        return Feeding(
-            first,
-            count,
-            tensor_on(device, gather_FL.reshape(-1)),
-            tensor_on(device, np.flatnonzero(inside_FL.reshape(-1))),
-            mask[:, None],
-        )
+        gather, scatter = (tensor_on(device, each) for each in (gather_FL.reshape(-1), np.flatnonzero(inside_FL)))
+        return Feeding(first, len(fed_F), longest, gather, scatter)
 
-    def _mask(self, last_RL: Array) -> torch.Tensor:
-        """[rows, tokens, window]: each token sees the positions up to its own, `last`."""
+    def _masks(self, sampling: int, fed_F: Array, window: int | None) -> Masks:
+        last_S1, feeding = self.cached[:sampling, None], None
+        if len(fed_F):
+            offsets_FL = np.minimum(np.arange(int(fed_F.max())), fed_F[:, None] - 1)
+            feeding = self._mask(self.cached[sampling : sampling + len(fed_F), None] + offsets_FL, window)
+        return Masks(self._mask(last_S1, window) if sampling else None, feeding)
+
+    def _mask(self, last_RL: Array, window: int | None) -> Mask:
+        """Mask for tokens at the positions `last_RL`, each of which sees those up to its own, or the last `window`."""
         longest = int(last_RL.max()) + 1
-        window = min(-(-longest // _WINDOW) * _WINDOW, self.pool.length)
-        last = tensor_on(self.pool.shape.device, last_RL)
-        hidden = torch.arange(window, device=last.device) > last[..., None]
-        return torch.zeros(hidden.shape, dtype=self.pool.shape.dtype, device=last.device).masked_fill_(
-            hidden, float("-inf")
-        )
+        stop = min(-(-longest // _WIDTH) * _WIDTH, self.pool.length)
+        start = 0 if window is None else max(0, int(last_RL.min()) + 1 - window) // _WIDTH * _WIDTH
+        last = tensor_on(self.pool.shape.device, last_RL)[..., None]
+        positions = torch.arange(start, stop, device=last.device)
+        hidden = positions > last
+        if window is not None and window < longest:
+            hidden |= positions <= last - window
+        values = torch.zeros(hidden.shape, dtype=self.pool.shape.dtype, device=last.device)
+        return Mask(slice(start, stop), values.masked_fill_(hidden, float("-inf"))[:, None])

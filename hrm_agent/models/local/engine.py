@@ -13,8 +13,8 @@ An answer is a function of (weights, prompt, seed). Others beside it change the 
 Weights: the engine shares them with the model that it is given. A trainer changes that model in place while no
 request is under way and then calls `publish`, or hands a state dict to `publish`, which waits until no request is.
 
-Limits: models of the usual decoder kind, whose attention can be replaced (`packed_attention.replica` says so
-otherwise), used up to the length of a sliding window. Memory reserved for a long conversation is kept.
+Limits: models whose tokens meet in their attention alone, which can be replaced; others are refused when they are
+loaded (`hrm_agent.models.local.attention_survey`). Memory reserved for a long conversation is kept.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from hrm_agent.models.capabilities import Capabilities
 from hrm_agent.models.codec.chat_template import PolicyCodec
 from hrm_agent.models.codec.opening import open_codec
 from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.local.attention_survey import survey
 from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
 from hrm_agent.models.local.constrained_decoding import COMPILE_SECONDS, Schemas
 from hrm_agent.models.local.gathering import Gathering
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
 from hrm_agent.models.local.long_rope import LongRope
 from hrm_agent.models.local.model_inspection import capabilities_of, kv_shape, load_weights, longest_conversation
-from hrm_agent.models.local.packed_attention import replica
+from hrm_agent.models.local.packed_attention import not_in_process, replica
 from hrm_agent.models.local.pending_request import PendingRequest, no_distribution, objection
 from hrm_agent.models.local.role_adapters import route_of
 from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
@@ -88,13 +89,17 @@ class TransformersEngine:
         """Tokens that went through the model so far; what was found in the cache is not among them."""
         self.sampled_tokens = 0
         self._model = replica(model)
+        found = survey(self._model)
+        if found.objection is not None:
+            raise not_in_process(type(model).__name__, found.objection)
         self._route = route_of(self._model)
         self._rope = LongRope.installed_in(self._model)
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
-        shape = kv_shape(model)
+        shape = kv_shape(model, found)
         self.schemas = Schemas(self.codec, self._vocab_size)
         pool = KVPool(shape, max_rows=max_slots, max_length=self.max_length, max_bytes=kv_bytes)
-        self._rows = Rows(pool, self._rope and self._rope.switch)
+        windows = [each.window for each in found.layers]
+        self._rows = Rows(pool, self._rope and self._rope.switch, windows=windows)
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=shape.dtype, device=shape.device)
         self._is_control = np.zeros(max(self._vocab_size, *self.codec.control_token_ids) + 1, bool)
         self._is_control[list(self.codec.control_token_ids)] = True

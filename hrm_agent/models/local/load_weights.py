@@ -77,12 +77,15 @@ def _read(path_or_name: str, options: dict[str, Any], codec: CodecOptions | None
     _library.utils.logging.disable_progress_bar()
     if Path(path_or_name).is_dir():
         _check_folder(Path(path_or_name))
+    _check_architecture(path_or_name)
     tokenizer = load_tokenizer(path_or_name, codec)
     try:
         model = _library.AutoModelForCausalLM.from_pretrained(path_or_name, trust_remote_code=False, **options)
+        if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+            model.set_attn_implementation("eager")  # the library's other ways leave the bound of scores out
     except Exception as error:  # whatever the files made the library raise
         raise ModelError(
-            f"The model {path_or_name!r} cannot be loaded: {error}",
+            f"The model {path_or_name!r} cannot be loaded: {' '.join(str(error).split())}",
             "Check the folder, or the name on huggingface.co/models and the network.",
         ) from error
     return model, tokenizer
@@ -147,6 +150,23 @@ def need_package(package: str, extra: str, why: str) -> None:
     """Raises `ModelError`, with the command that installs the extra, where `package` is missing."""
     if find_spec(package) is None:
         raise ModelError(f"{why} needs {package}.", f"Run `{to_install(extra)}`.")
+
+
+def _check_architecture(path_or_name: str) -> None:
+    """Raise `ModelError` for an architecture that the installed transformers lacks, or has not as a causal LM."""
+    try:
+        kind = _library.PreTrainedConfig.get_config_dict(path_or_name)[0].get("model_type")
+    except Exception:  # reported where the model is read
+        return
+    known = kind in _library.CONFIG_MAPPING
+    if kind and not (known and _library.CONFIG_MAPPING[kind] in _library.MODEL_FOR_CAUSAL_LM_MAPPING):
+        what = "has no causal language model of that architecture" if known else "does not know that architecture"
+        raise ModelError(
+            f"The model {path_or_name!r} has model_type {kind!r} in its config.json, and transformers "
+            f"{_library.__version__} {what}.",
+            "Run `pip install --upgrade transformers`, or serve it by vLLM, and name the server as the model: "
+            "vllm:http://127.0.0.1:8000/v1.",
+        )
 
 
 def _check_folder(folder: Path) -> None:

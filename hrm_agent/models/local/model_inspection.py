@@ -9,6 +9,7 @@ import torch
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.capabilities import Capabilities, Lack, Speech
+from hrm_agent.models.local.attention_survey import AttentionSurvey
 from hrm_agent.models.local.kv_cache import KVShape
 from hrm_agent.trajectory import LogprobKind
 
@@ -16,23 +17,14 @@ __all__ = ["capabilities_of", "kv_shape", "load_weights", "longest_conversation"
 
 
 def longest_conversation(model: Any) -> int:
-    """Tokens that the model takes; with sliding-window layers, those of its window."""
-    config = model.config.get_text_config()
-    longest = int(config.max_position_embeddings)
-    window = getattr(config, "sliding_window", None)
-    if window and "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"]):
-        longest = min(longest, int(window))
-    return longest
+    """Tokens that the model takes."""
+    return int(model.config.get_text_config().max_position_embeddings)
 
 
-def kv_shape(model: Any) -> KVShape:
-    """What the model stores per token, where, and in which type."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+def kv_shape(model: Any, found: AttentionSurvey) -> KVShape:
+    """Shape of the keys and values of a model, by the survey of its attention."""
     embedding = cast("torch.Tensor", model.get_input_embeddings().weight)
-    return KVShape(config.num_hidden_layers, kv_heads, size, model.dtype, embedding.device)
+    return KVShape(tuple(each.keys for each in found.layers), found.dtype, embedding.device)
 
 
 def capabilities_of(model: Any, max_length: int, no_schema: Lack | None, speech: Speech | None) -> Capabilities:

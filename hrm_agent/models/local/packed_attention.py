@@ -9,6 +9,9 @@ its own row.
 Query heads that share a key head are laid side by side as if they were more query positions: keys and values are read
 in place and never repeated in memory, which on a small model is the difference between attention dominating and not.
 
+A layer with a sliding window reads the part of the rows that the window reaches. Sinks and bounded scores are written
+out (`_written_out`), since no fused kernel has them.
+
 The model itself stays untouched: the engine runs a `replica` that shares its weights, with its own configuration and
 its own train / eval flag. A trainer may go on using the original.
 """
@@ -16,21 +19,20 @@ its own train / eval flag. A trainer may go on using the original.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch.nn import functional
-from transformers.modeling_utils import AttentionInterface
 
 from hrm_agent.errors import ModelError
+from hrm_agent.models.local.attention_survey import register_attention
 from hrm_agent.models.local.kv_cache import KVPool
 
-__all__ = ["Feeding", "PackedStep", "replica"]
+__all__ = ["Feeding", "Mask", "Masks", "PackedStep", "not_in_process", "replica"]
 
 _NAME = "hrm_agent_packed"
-_REFUSED = ("softcap", "s_aux", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,32 @@ class Feeding:
     """First row of the pool."""
     count: int
     """Number of rows."""
+    longest: int
+    """Most tokens of a row."""
     gather: torch.Tensor
     """[count * longest] index of each token among those fed; padding points anywhere."""
     scatter: torch.Tensor
     """[tokens fed] the inverse."""
-    mask: torch.Tensor
-    """[count, 1, longest, window] 0 where a token may look, minus infinity where not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Which positions of some rows each token sees."""
+
+    seen: slice
+    """The positions that any of them sees."""
+    values: torch.Tensor
+    """[rows, 1, tokens, positions] 0 where a token may look, minus infinity where not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Which positions of the rows each token sees in layers of one kind; None if there is no row of that sort."""
+
+    sampling: Mask | None
+    """Of shape [sampling, 1, 1, positions]."""
+    feeding: Mask | None
+    """Of shape [count, 1, longest, positions]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,68 +77,111 @@ class PackedStep:
 
     pool: KVPool
     """Keys and values of all conversations."""
-    written: torch.Tensor
-    """[tokens * heads] where in a layer, seen as a list of vectors, each token's key goes."""
+    written: Mapping[int, torch.Tensor]
+    """Number of key heads -> [tokens * heads] where in a layer, seen as a list of vectors, each token's key goes."""
     sampling: int
     """Number of conversations that are being sampled."""
-    sampling_mask: torch.Tensor | None
-    """Attention mask of shape [sampling, 1, 1, window]; None if no conversation is being sampled."""
     feeding: Feeding | None
     """Conversations whose prompt is being prefilled in this step; None if there is no prefill."""
+    masks: tuple[Masks, ...]
+    """For each layer."""
 
     def attend(
-        self, layer: int, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, scale: float | None
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+        options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Store the keys and values of this step, then attend: [tokens, heads, head size]."""
+        """Store the keys and values of this step, [1, heads, tokens, size] each, then attend: [1, tokens, heads, size].
+
+        `options`: other arguments of the model's attention, which may have sinks (`s_aux`) and bounds of its scores.
+        """
+        del mask
+        layer = module.layer_idx
         keys, values = self.pool.layer(layer)
-        size = keys.shape[-1]
-        keys.view(-1, size).index_copy_(0, self.written, key_TKD.reshape(-1, size))
-        values.view(-1, size).index_copy_(0, self.written, value_TKD.reshape(-1, size))
+        for stored, new in ((keys, key), (values, value)):
+            rows = new[0].transpose(0, 1).reshape(-1, new.shape[-1])
+            stored.view(-1, new.shape[-1]).index_copy_(0, self.written[stored.shape[1]], rows)
+        query_THD, masks = query[0].transpose(0, 1), self.masks[layer]
+        how = _How(scale, options.get("s_aux"), options.get("softcap"))
         parts: list[torch.Tensor] = []
-        if self.sampling_mask is not None:
-            parts.append(self._attend_sampling(query_THD[: self.sampling], keys, values, self.sampling_mask, scale))
-        if self.feeding is not None:
-            parts.append(_attend_feeding(self.feeding, query_THD[self.sampling :], keys, values, scale))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if masks.sampling is not None:
+            parts.append(self._attend_sampling(query_THD[: self.sampling], keys, values, masks.sampling, how))
+        if self.feeding is not None and masks.feeding is not None:
+            parts.append(_attend_feeding(self.feeding, query_THD[self.sampling :], keys, values, masks.feeding, how))
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
 
     def _attend_sampling(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: Mask, how: _How
     ) -> torch.Tensor:
-        count, window, heads = self.sampling, mask.shape[-1], keys.shape[1]
+        count, heads = self.sampling, keys.shape[1]
         grouped = query.reshape(count, heads, -1, query.shape[-1])
-        found = functional.scaled_dot_product_attention(
-            grouped, keys[:count, :, :window], values[:count, :, :window], attn_mask=mask, scale=scale
-        )
-        return found.reshape(count, -1, query.shape[-1])
+        found = how.attend(grouped, keys[:count, :, mask.seen], values[:count, :, mask.seen], mask.values, tokens=1)
+        return found.reshape(count, -1, values.shape[-1])
 
 
 def _attend_feeding(
-    feeding: Feeding, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
+    feeding: Feeding, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: Mask, how: _How
 ) -> torch.Tensor:
-    longest, window = feeding.mask.shape[-2:]
-    count, heads, size = feeding.count, keys.shape[1], query.shape[-1]
+    count, longest, heads, size = feeding.count, feeding.longest, keys.shape[1], query.shape[-1]
     groups = query.shape[1] // heads
     rows = slice(feeding.first, feeding.first + count)
     padded = query[feeding.gather].view(count, longest, heads, groups, size).permute(0, 2, 3, 1, 4)
-    found = functional.scaled_dot_product_attention(
+    found = how.attend(
         padded.reshape(count, heads, groups * longest, size),
-        keys[rows, :, :window],
-        values[rows, :, :window],
-        attn_mask=feeding.mask.repeat(1, 1, groups, 1),
-        scale=scale,
+        keys[rows, :, mask.seen],
+        values[rows, :, mask.seen],
+        mask.values.repeat(1, 1, groups, 1),
+        tokens=longest,
     )
-    by_token = found.view(count, heads, groups, longest, size).permute(0, 3, 1, 2, 4)
-    return by_token.reshape(count * longest, heads * groups, size)[feeding.scatter]
+    by_token = found.view(count, heads, groups, longest, -1).permute(0, 3, 1, 2, 4)
+    return by_token.reshape(count * longest, heads * groups, -1)[feeding.scatter]
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """Treatment of the scores of one layer."""
+
+    scale: float | None
+    """Their factor; None: one over the root of the size of a head."""
+    sinks: torch.Tensor | None
+    """[heads] logits that take a share of the attention and give nothing."""
+    softcap: float | None
+    """Bound of the scores, by a tanh."""
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, tokens: int
+    ) -> torch.Tensor:
+        """Attention of [rows, key heads, groups * tokens, size] to [rows, key heads, positions, size]."""
+        if self.sinks is None and self.softcap is None:
+            return functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scale)
+        return self._written_out(query, keys, values, mask, tokens)
+
+    def _written_out(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, tokens: int
+    ) -> torch.Tensor:
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = (query @ keys.transpose(2, 3)).float() * scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores + mask
+        if self.sinks is None:
+            return scores.softmax(-1).to(values.dtype) @ values
+        heads = keys.shape[1]
+        sinks = self.sinks.float().view(heads, -1, 1).expand(-1, -1, tokens).reshape(1, heads, -1, 1)
+        scores = torch.cat([scores, sinks.expand(len(scores), -1, -1, -1)], dim=-1)
+        return scores.softmax(-1)[..., :-1].to(values.dtype) @ values
 
 
 def replica(model: Any) -> Any:
     """A model that shares every weight with `model`, and nothing else; it runs packed steps only."""
     if not getattr(model, "_supports_attention_backend", False):
-        raise ModelError(
-            f"{type(model).__name__} does not let its attention be replaced, so it cannot be run in packed steps.",
-            "Serve it by another engine, vLLM for example.",
-        )
-    cast("Any", AttentionInterface).register(_NAME, _attention)
+        raise not_in_process(type(model).__name__, "it does not let its attention be replaced")
+    register_attention(_NAME, _attention)
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     shared |= {id(state): state for state in _states_of_8_bits(model)}
     twin = copy.deepcopy(model, cast("Any", shared))
@@ -124,6 +189,14 @@ def replica(model: Any) -> Any:
         config._attn_implementation = _NAME
     twin.gradient_checkpointing_disable()
     return twin.eval()
+
+
+def not_in_process(model: str, objection: str) -> ModelError:
+    """The error for a model that packed steps would answer for wrongly."""
+    return ModelError(
+        f"{model} cannot answer in this process, where tokens of all conversations stand in one sequence: {objection}.",
+        "Serve it by vLLM, and name the server as the model: vllm:http://127.0.0.1:8000/v1.",
+    )
 
 
 def _states_of_8_bits(model: Any) -> Iterator[Any]:
@@ -139,6 +212,19 @@ def _states_of_8_bits(model: Any) -> Iterator[Any]:
             yield module.state
 
 
+class _Attending(Protocol):
+    def attend(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float | None,
+        options: dict[str, Any],
+    ) -> torch.Tensor: ...
+
+
 def _attention(
     module: Any,
     query: torch.Tensor,
@@ -146,16 +232,11 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    packed_step: PackedStep,
+    packed_step: _Attending | None = None,
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """What the model's layers call; [1, heads, tokens, head size] each."""
-    del attention_mask
-    refused = [name for name in _REFUSED if options.get(name) is not None]
-    if refused:
-        raise ModelError(f"The model's attention uses {', '.join(refused)}, which this engine does not.", "Use vLLM.")
-    found = packed_step.attend(
-        module.layer_idx, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), scaling
-    )
-    return found.unsqueeze(0), None
+    if packed_step is None:
+        raise TypeError("its layers hand no arguments on to their attention")
+    return packed_step.attend(module, query, key, value, attention_mask, scaling, options), None

@@ -10,7 +10,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.models.policy_loader import model_folder
 
-__all__ = ["DROPPING", "EXPERTS", "folder_of", "random_model"]
+__all__ = [
+    "ARCHITECTURES",
+    "DROPPING",
+    "EXPERTS",
+    "PACKED",
+    "WINDOW",
+    "folder_of",
+    "of_architecture",
+    "random_model",
+    "saved",
+]
 
 _LLAMA: dict[str, Any] = {
     "hidden_size": 32,
@@ -39,6 +49,68 @@ EXPERTS: dict[str, dict[str, Any]] = {
 }
 """Kind -> settings of mixtures of experts."""
 
+WINDOW = 8
+"""Tokens that a layer with a sliding window sees in `ARCHITECTURES`."""
+_HEADS = {**_LLAMA, "head_dim": 8}
+_WINDOWS = {**_HEADS, "sliding_window": WINDOW}
+_GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 8, "num_hidden_layers": 3}
+_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
+_LATENT |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "head_dim": 8}
+_GROUPS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+_ALTERNATING = ["sliding_attention", "sliding_attention", "full_attention"]
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _HEADS,
+    "qwen3_moe": EXPERTS["qwen3_moe"],
+    "mistral": {**_LLAMA, "sliding_window": WINDOW},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 1.0},
+    "gemma3_text": {**_GEMMA, "layer_types": _ALTERNATING},
+    "gemma4_text": {
+        **_WINDOWS,
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "layer_types": 2 * _ALTERNATING,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 64,
+    },
+    "phi3": _LLAMA,
+    "gpt_oss": {**_WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "glm4": _HEADS,
+    "smollm3": _LLAMA,
+    "granite": {
+        **_LLAMA,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+    },
+    "deepseek_v3": {**EXPERTS["qwen3_moe"], **_LATENT, **_GROUPS},
+    "lfm2": {**_LLAMA, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+}
+"""Kind -> settings of architectures that people bring."""
+PACKED = tuple(kind for kind in ARCHITECTURES if kind not in ("gemma2", "gpt_oss", "lfm2"))
+"""Those of which a trainer can pack rows into one sequence."""
+
+
+def of_architecture(kind: str, **changes: Any) -> Any:
+    """A model of one of `ARCHITECTURES`, in which whatever is left out of its attention shows."""
+    settings = {**ARCHITECTURES[kind], **changes}
+    if kind == "gemma4_text":
+        settings["vocab_size_per_layer_input"] = settings.get("vocab_size", 64)
+    model = random_model(kind, **settings)
+    if kind == "gemma2":
+        model.set_attn_implementation("eager")  # as it is loaded: the library's other ways leave the bound out
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                weight.mul_(2.0)
+            elif name.endswith(("sinks", "bias")):
+                torch.nn.init.normal_(weight, std=0.5)
+    return model
+
 
 def random_model(kind: str, vocab_size: int = 64, **settings: Any) -> Any:
     """A model whose probabilities are far from uniform ones."""
@@ -55,8 +127,17 @@ def random_model(kind: str, vocab_size: int = 64, **settings: Any) -> Any:
 
 def folder_of(folder: Path, kind: str, **settings: Any) -> Path:
     """Such a model with the small policy's tokenizer; the folder."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder("builtin:cold-start"))
+    tokenizer = _tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    random_model(kind, len(tokenizer), **ends, **settings).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return saved(folder, random_model(kind, len(tokenizer), **ends, **settings))
+
+
+def saved(folder: Path, model: Any) -> Path:
+    """Write a model with the small policy's tokenizer; the folder."""
+    model.save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
     return folder
+
+
+def _tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(model_folder("builtin:cold-start"))

@@ -1,0 +1,207 @@
+"""Survey of a model's attention: what each layer asks for, and whether its tokens meet anywhere else.
+
+The engine packs tokens of many conversations into one sequence, and a trainer can. That is right for a model whose
+tokens meet in its attention alone, whose attention can be replaced, and asks for nothing that the replacement leaves
+out. Names of architectures do not say so; one pass over four tokens does. All stand at one position, the first and the
+last are alike, and the attention of that pass gives each token a function of its own query and value. Then the last
+comes out as the first did, unless something else mixes tokens (a convolution, a state space, a memory) or counts
+positions along the sequence. What attention is called with is noted meanwhile: keys and values of each layer, its
+window, its sinks.
+
+A mask says what the library itself lets a layer see. So masks are asked for, and by `mask_kind` hold one number: the
+window of the layer that gets it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+from hrm_agent.models.local.kv_cache import LayerKeys
+
+__all__ = ["AttentionSurvey", "LayerAttention", "register_attention", "survey", "unknown_arguments", "window_of"]
+
+_KNOWN = {
+    *("cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits"),
+    *("position_ids", "s_aux", "sliding_window", "softcap", "use_cache"),
+}
+"""Arguments of an attention function that are carried out, or change nothing of what is computed here."""
+_FULL, _OTHER = 0, -1
+_TOKENS = (1, 2, 3, 1)
+_AT = 3
+"""Position of the tokens of the pass."""
+_ALIKE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_ALIKE_EXACT = 1e-3
+"""Largest difference of two logits that are to be the same, over their spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """Demands of one layer on attention."""
+
+    keys: LayerKeys
+    """Shape of its keys and values."""
+    window: int | None
+    """Tokens that it sees, itself included; None: all before it."""
+    sinks: bool
+    """Each head has a logit that takes a share of the attention and gives nothing."""
+    softcap: float | None
+    """Scores are bounded to plus and minus this, by a tanh; None: they are as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSurvey:
+    """The layers of a model, or why it cannot be run in packed steps."""
+
+    layers: tuple[LayerAttention, ...]
+    """In their order; empty where there is an objection."""
+    dtype: torch.dtype
+    """Number format of keys and values."""
+    objection: str | None
+    """Why tokens of several texts cannot stand in one sequence, a clause about the model; None: they can."""
+
+
+def register_attention(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:
+    """Let models run with `attention` as their attention function, and its mask tell the layer's window."""
+    cast("Any", AttentionInterface).register(name, attention)
+    cast("Any", AttentionMaskInterface).register(name, _mask_kind)
+
+
+def window_of(mask: Tensor | None) -> int | None:
+    """Window of a layer, by its mask (None: it sees all before it).
+
+    Raises `ValueError` where the mask is neither causal nor one of a sliding window, or was made by the model itself.
+    """
+    if mask is None:
+        return None
+    kind = int(mask.flatten()[0]) if mask.numel() == 1 and not mask.is_floating_point() else _OTHER
+    if kind == _OTHER:
+        raise ValueError("a mask of another kind")
+    return kind or None
+
+
+def unknown_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Arguments of a call of attention that would change its result in a way that is not computed here."""
+    return sorted(name for name, value in options.items() if value is not None and name not in _KNOWN)
+
+
+def _mask_kind(*_: Any, mask_function: Any, local_size: int | None = None, **__: Any) -> Tensor:
+    """Stand-in for a mask, which holds its kind: `_FULL`, the size of a window, or `_OTHER`."""
+    kinds = (_FULL,) if local_size is None else (local_size, _FULL)
+    found = next((kind for kind in kinds if _is_of_kind(mask_function, kind, local_size or 2)), _OTHER)
+    return torch.full((1, 1, 1, 1), found, dtype=torch.int64)
+
+
+def _is_of_kind(mask_function: Any, kind: int, size: int) -> bool:
+    first = torch.zeros((), dtype=torch.int64)
+    places = sorted({0, 1, size - 1, size, size + 1, 2 * size, 2 * size + 1})
+    for last in places:
+        for seen in places:
+            expected = seen <= last and (kind == _FULL or seen > last - kind)
+            try:
+                if bool(mask_function(first, first, torch.tensor(last), torch.tensor(seen))) != expected:
+                    return False
+            except Exception:  # a function of the texts, which are shorter
+                return False
+    return True
+
+
+class _Notes:
+    """Stands in for a packed step in the pass of a survey."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerAttention] = {}
+        self.dtype = torch.float32
+        self.objection: str | None = None
+
+    def attend(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float | None,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Note one call; [1, tokens, heads, value size], of each token a function of itself."""
+        del scale
+        kind = type(module).__name__
+        if unknown := unknown_arguments(options):
+            self._object(f"{kind} asks for {', '.join(unknown)} in attention")
+        if not (options.get("is_causal", True) and getattr(module, "is_causal", True)):
+            self._object(f"{kind} is not causal")
+        window = None
+        try:
+            window = window_of(mask)
+        except ValueError:
+            self._object(f"{kind} has a mask that is neither causal nor a sliding window")
+        number: Any = getattr(module, "layer_idx", None)
+        if not isinstance(number, int) or number in self.layers:
+            self._object(f"{kind} attends more than once a layer")
+            number = len(self.layers)
+        keys = LayerKeys(key.shape[1], key.shape[3], value.shape[3])
+        sinks, softcap = options.get("s_aux") is not None, options.get("softcap")
+        self.layers[number], self.dtype = LayerAttention(keys, window, sinks, softcap), key.dtype
+        own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1) + query.mean(-1, keepdim=True)
+        return own.transpose(1, 2).contiguous()
+
+    def _object(self, objection: str) -> None:
+        self.objection = self.objection or objection
+
+
+def survey(twin: Any) -> AttentionSurvey:
+    """Survey the attention of a model. `twin` calls an attention function that hands on to `packed_step.attend`.
+
+    Costs one pass over a few tokens, as a step of sampling does.
+    """
+    config, notes = twin.config.get_text_config(), _Notes()
+    device = twin.get_input_embeddings().weight.device
+    ids = torch.tensor([_TOKENS], device=device)
+    try:
+        with torch.inference_mode():
+            output = twin(
+                input_ids=ids,
+                position_ids=torch.full_like(ids, _AT),
+                attention_mask=torch.ones_like(ids),
+                use_cache=False,
+                packed_step=notes,
+                logits_to_keep=torch.tensor([0, len(_TOKENS) - 1], device=device),
+            )
+    except Exception as error:  # of any kind: the library's code was made for other calls than this one
+        notes.objection = notes.objection or f"a packed step fails ({type(error).__name__}: {_one_line(error)})"
+        return AttentionSurvey((), notes.dtype, notes.objection)
+    objection = notes.objection or _missing(notes, int(config.num_hidden_layers)) or _mixes(output.logits)
+    layers = () if objection else tuple(notes.layers[number] for number in sorted(notes.layers))
+    return AttentionSurvey(layers, notes.dtype, objection)
+
+
+def _missing(notes: _Notes, layers: int) -> str | None:
+    if sorted(notes.layers) == list(range(layers)):
+        return None
+    others = layers - len(notes.layers)
+    return f"in {others} of its {layers} layers tokens meet otherwise than by attention"
+
+
+def _mixes(logits: Tensor) -> str | None:
+    if logits.shape[1] != 2:
+        return "it gives logits of all tokens and not of those that are asked for"
+    first, last = logits[0].float()
+    if not bool(torch.isfinite(logits).all()):
+        return None  # broken weights are no matter of architecture, and fail where they are asked
+    spread = float(first.std())
+    bound = _ALIKE.get(logits.dtype, _ALIKE_EXACT)
+    if math.isclose(spread, 0.0) or float((first - last).abs().max()) <= bound * spread:
+        return None
+    return "its tokens meet otherwise than by attention, or are told apart by their place in the sequence"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
