@@ -4,8 +4,9 @@ Taken are `messages` of `role` and `content`, and ShareGPT's `conversations` of 
 without an id, a `type` and the wrapper `function`, arguments as an object or as JSON in a text; results that name
 their call by its id or by the tool, or stand in the calls' order; `tools` as a list or as JSON in a text. Ids that are
 missing are made up, `call_0`, `call_1` and so on. Null stands for a field that is not there, as tables fill it in;
-arguments that come as text keep it. What could mean two things, or is no field of a message, is refused: it would
-vanish, and something else be learnt than the row says.
+arguments that come as text keep it. Thoughts of an answer are taken from `reasoning_content`, `reasoning` or
+`thinking`, and from parts of its content. What could mean two things, or is no field of a message, is refused: it
+would vanish, and something else be learnt than the row says.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any, cast
+
+from hrm_agent.trajectory.shown import REASONING, thoughts_of
 
 __all__ = ["chat_of"]
 
@@ -32,9 +35,12 @@ _ROLES = {
     "tool": "tool",
     "user": "user",
 }
+_THOUGHTS = (REASONING, "reasoning", "thinking")
+"""Fields of an answer for its thoughts; the second and third are also types of parts of its content."""
 _OF_MESSAGES = {
-    *("annotations", "audio", "content", "from", "function_call", "id", "name", "reasoning_content", "refusal", "role"),
+    *("annotations", "audio", "content", "from", "function_call", "id", "name", "refusal", "role"),
     *("tool_call_id", "tool_calls", "type", "value", "weight"),
+    *_THOUGHTS,
     *(
         "additional_kwargs",
         "artifact",
@@ -128,8 +134,13 @@ def _message(given: Fields, place: str, calls: _Calls) -> Fields:
     if role is None:
         raise ValueError(f"{place} has the role {said!r}; known are {', '.join(sorted(_ROLES))}")
     content = _one_of(given, ("content", "value"), place, needed=role in ("user", "system", "developer"))
-    kept = {key: given[key] for key in given.keys() - {"from", "function_call", "role", "type", "value"}}
+    kept = {key: given[key] for key in given.keys() - {"from", "function_call", "role", "type", "value", *_THOUGHTS}}
+    thoughts, content = _apart(given, content, place) if role == "assistant" else ("", content)
+    if any(key in given for key in _THOUGHTS) and role != "assistant":
+        raise ValueError(f"{place} has thoughts, and its role is {said}")
     message: Fields = {**kept, "role": role, "content": _text(content, f"{place}.content")}
+    if thoughts:
+        message[REASONING] = thoughts
     asked = [*_calls(given, place)]
     if said == "function_call":
         asked, message["content"] = [(message["content"], f"{place}.value")], ""
@@ -141,6 +152,22 @@ def _message(given: Fields, place: str, calls: _Calls) -> Fields:
         for call in message["tool_calls"]:
             calls.add(call)
     return message
+
+
+def _apart(given: Fields, content: Any, place: str) -> tuple[str, Any]:
+    """Thoughts of an answer, and its content without them."""
+    fields = [key for key in _THOUGHTS if key in given]
+    stated = given[fields[0]] if fields else ""
+    if any(given[key] != stated for key in fields):  # servers send one text under two names
+        raise ValueError(f"{place} has other thoughts in {fields[0]} than in {fields[1]}")
+    parts = cast("list[Any]", content) if isinstance(content, list) else []
+    marked = [part for part in parts if isinstance(part, dict) and part.get("type") in _THOUGHTS]
+    found = thoughts_of({"content": marked}) or ""
+    if not isinstance(stated, str) or (marked and not found):
+        raise TypeError(f"{place} has thoughts that are no text: {json.dumps(marked or stated)[:80]}")
+    if stated and found:
+        raise ValueError(f"{place} has thoughts in a field and in its content")
+    return stated or found, [part for part in parts if part not in marked] if marked else content
 
 
 def _calls(given: Fields, place: str) -> Iterator[tuple[Any, str]]:

@@ -12,6 +12,7 @@ from hrm_agent.training.batch import no_gradient
 from hrm_agent.training.eligibility import fault_of
 from hrm_agent.training.evaluation.roles import role_counts
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
+from hrm_agent.trajectory.forest import training_roots
 
 __all__ = ["roles_of_step", "rollout_metrics"]
 
@@ -31,6 +32,7 @@ def rollout_metrics(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay])
         "rollout/reward_std_in_group": _mean([statistics.pstdev(group) for group in rewards.values()]),
         **{f"rollout/sampled_tokens_{name}": _quantile(lengths, q) for name, q in _QUANTILES.items()},
         "rollout/model_calls": _mean([len(each.own_calls) for each in rollouts]),
+        "rollout/sequences": _mean([len(training_roots(each)) for each in rollouts]),
     }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.runnables.config import ensure_config
 from pydantic import BaseModel
@@ -340,6 +341,9 @@ def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: C
         else engine.codec.parse(text, pending.tools, thinks=prefix.thinks)
     )
     prompt, answer = len(prefix.prompt_ids), len(completion.token_ids)
+    usage = UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer)
+    if parsed.reasoning is not None:
+        usage["output_token_details"] = {"reasoning": engine.codec.thought_tokens(completion.token_ids)}
     return AIMessage(
         content=parsed.content,
         additional_kwargs={} if parsed.reasoning is None else {REASONING: parsed.reasoning},
@@ -360,7 +364,7 @@ def _message(pending: PendingCall, engine: Engine, prefix: Prefix, completion: C
             **_times(pending),
             **_thread(pending),
         },
-        usage_metadata={"input_tokens": prompt, "output_tokens": answer, "total_tokens": prompt + answer},
+        usage_metadata=usage,
     )
 
 

@@ -195,6 +195,12 @@ class Codec(Protocol):
         """
         ...
 
+    def thought_tokens(self, token_ids: Sequence[int]) -> int:
+        """Number of sampled tokens that hold an answer's thoughts or the marks around them, so that all others hold
+        its words, its calls and its end. Asked where `parse` found thoughts.
+        """
+        ...
+
     def stream(self, *, thinks: bool = True) -> TextStream:
         """A decoder for one answer that is being sampled; `thinks` as for `parse`."""
         ...

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from hrm_agent.markup import Html, cut, document, element, join, pairs, table
 from hrm_agent.pages.code import code_block
 from hrm_agent.trajectory import Call, Overlay, Scoring, ToolCall, ToolStatus, Trajectory, Turn, Verdict
-from hrm_agent.trajectory.shown import code_of, text_of
+from hrm_agent.trajectory.shown import code_of, text_of, thoughts_of
 from hrm_agent.trajectory.words import (
     call_facts,
     credited,
@@ -148,6 +148,7 @@ def _call(trajectory: Trajectory, call: Call, credit: str | None, outcomes: Mapp
     facts = [*call_facts(call), *([credit] if credit else [])]
     parts: list[object] = [element("h3", _place(call), " ", element("span", call.id[:8], class_="quiet"))]
     parts.append(element("p", ", ".join(facts), class_="facts"))
+    parts.append(_thoughts(call))
     text = text_of(call.response).strip()
     parts.append(folded(text) if text else None)
     for asked in call.response.get("tool_calls", ()):
@@ -159,6 +160,13 @@ def _call(trajectory: Trajectory, call: Call, credit: str | None, outcomes: Mapp
         parts.append(element("p", f"undecodable call: {asked.get('error')}", class_="bad"))
     parts.append(_tokens(call))
     return element("section", *parts, class_="step call", id=place)
+
+
+def _thoughts(call: Call) -> Html | None:
+    """What the model thought, closed at first."""
+    thoughts = (thoughts_of(call.response) or "").strip()
+    summary = element("summary", f"Thoughts, {len(thoughts):,} characters")
+    return element("details", summary, element("pre", cut(thoughts))) if thoughts else None
 
 
 def _asked(arguments: Any) -> Html:

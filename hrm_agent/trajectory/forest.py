@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hrm_agent.trajectory.schema import Call
+from hrm_agent.trajectory.schema import Call, Trajectory
 
-__all__ = ["conversations", "path_mask", "path_to", "path_tokens", "paths"]
+__all__ = ["conversations", "path_mask", "path_to", "path_tokens", "paths", "training_roots"]
 
 
 def paths(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
@@ -53,6 +53,23 @@ def _walk(leaf: Call, by_id: dict[str, Call]) -> tuple[Call, ...]:
             raise ValueError(f"call {leaf.id} extends itself through its parents")
         path.append(by_id[parent])
     return tuple(reversed(path))
+
+
+def training_roots(trajectory: Trajectory) -> list[Call]:
+    """The calls with which the training sequences of a run begin: the roots of all calls that a trainer learns from.
+
+    A conversation has one, and one more for each time that its tokens broke on the way. Where earlier calls are in
+    another store, the first call that is on record stands for the root.
+    """
+    by_id = {call.id: call for call in trajectory.calls}
+    roots: dict[str, Call] = {}
+    for call in trajectory.policy_calls:
+        for _ in by_id:
+            if (parent := by_id.get(call.parent or "")) is None:
+                break
+            call = parent
+        roots[call.id] = call
+    return list(roots.values())
 
 
 def path_tokens(path: Sequence[Call]) -> tuple[int, ...]:

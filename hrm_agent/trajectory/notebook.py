@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hrm_agent.markup import Html, cut, element, fragment, join, pairs, table
-from hrm_agent.trajectory.shown import code_of, text_of
+from hrm_agent.trajectory.shown import code_of, text_of, thoughts_of
 from hrm_agent.trajectory.words import call_facts, header_facts, tool_call_facts
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def trajectory_html(trajectory: Trajectory) -> str:
 
 
 def _said(call: Call) -> Html:
-    text = text_of(call.response).strip()
+    text, thoughts = text_of(call.response).strip(), (thoughts_of(call.response) or "").strip()
+    thought = element("details", element("summary", "Thoughts"), element("pre", cut(thoughts))) if thoughts else None
     asked = [f"> {asked['name']}: {code_of(asked['args'])}" for asked in call.response.get("tool_calls", ())]
-    return join(*(element("pre", cut(part)) for part in (text, *asked) if part))
+    return join(thought, *(element("pre", cut(part)) for part in (text, *asked) if part))

@@ -74,11 +74,15 @@ def models_of(trajectory: Trajectory) -> str:
 def usage_text(used: CallUsage) -> str:
     """Tokens and cost as far as they are known: `12 prompt tokens (4 cached), 3 completion tokens, cost 0.0021`."""
     cached = f" ({used.cached_tokens} cached)" if used.cached_tokens else ""
-    reasoning = f" ({used.reasoning_tokens} of reasoning)" if used.reasoning_tokens else ""
     facts = [f"{used.input_tokens} prompt tokens{cached}"] if used.input_tokens is not None else []
-    facts += [f"{used.output_tokens} completion tokens{reasoning}"] if used.output_tokens is not None else []
+    facts += [_completion(used.output_tokens, used)] if used.output_tokens is not None else []
     facts += [f"cost {used.cost:g}"] if used.cost is not None else []
     return ", ".join(facts) or "tokens not reported"
+
+
+def _completion(tokens: int, used: CallUsage | None) -> str:
+    reasoning = f" ({used.reasoning_tokens} of reasoning)" if used is not None and used.reasoning_tokens else ""
+    return f"{tokens} completion tokens{reasoning}"
 
 
 def call_facts(call: Call) -> list[str]:
@@ -103,7 +107,7 @@ def _sampled(call: Call) -> Iterator[str]:
     """What an engine's call added, and how probable it was."""
     sampled = call.sampled_tokens
     yield f"{len(call.mask) - sampled} prompt tokens"
-    yield f"{sampled} completion tokens"
+    yield _completion(sampled, call.used)
     if sampled:
         tempered = call.logprob_kind is LogprobKind.TEMPERED
         at = f" at temperature {call.sampled_with.temperature:g}" if tempered else ""

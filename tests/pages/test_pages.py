@@ -78,6 +78,7 @@ def hostile() -> Trajectory:
         {"name": "s", "args": {HOSTILE: [HOSTILE]}, "id": "?"},
     ]
     response = {"type": "ai", "content": HOSTILE, "tool_calls": asked, "invalid_tool_calls": [{"error": HOSTILE}]}
+    response["additional_kwargs"] = {"reasoning_content": HOSTILE}
     tool = make_tool_call(
         name=HOSTILE, content=HOSTILE, stderr=HOSTILE + "!", status=ToolStatus.DENIED, refused={HOSTILE: 1}
     )

@@ -102,7 +102,21 @@ def test_tools_in_many_forms(tmp_path: Path, tools: Any) -> None:
     [
         ({"messages": [ASKED, SAID], "conversations": [ASKED]}, "messages and conversations"),
         ({"prompt": "a", "completion": "b"}, "no messages, and the columns prompt, completion"),
-        ({"messages": [ASKED, SAID | {"thinking": "so"}]}, r"messages\[1\] has the unknown fields thinking"),
+        ({"messages": [ASKED, SAID | {"thoughts": "so"}]}, r"messages\[1\] has the unknown fields thoughts"),
+        ({"messages": [ASKED | {"thinking": "so"}, SAID]}, r"messages\[0\] has thoughts, and its role is user"),
+        (
+            {"messages": [ASKED, SAID | {"thinking": "so", "reasoning_content": "or so"}]},
+            r"messages\[1\] has other thoughts in reasoning_content than in thinking",
+        ),
+        (
+            {"messages": [ASKED, SAID | {"thinking": "so", "content": [{"type": "thinking", "thinking": "so"}]}]},
+            r"messages\[1\] has thoughts in a field and in its content",
+        ),
+        ({"messages": [ASKED, SAID | {"thinking": ["so"]}]}, r"messages\[1\] has thoughts that are no text"),
+        (
+            {"messages": [ASKED, SAID | {"content": [{"type": "reasoning", "encrypted": "x"}]}]},
+            r"messages\[1\] has thoughts that are no text",
+        ),
         ({"messages": [ASKED, SAID | {"value": "6"}]}, r"messages\[1\] has both content and value"),
         ({"messages": [{"role": "user", "content": None}, SAID]}, r"messages\[0\] has no content and no value"),
         ({"messages": [ASKED | {"content": [{"type": "image_url"}]}, SAID]}, r"messages\[0\]\.content\[0\] is no text"),
@@ -123,6 +137,28 @@ def test_tools_in_many_forms(tmp_path: Path, tools: Any) -> None:
 def test_what_could_mean_two_things_is_refused_with_its_row_and_field(tmp_path: Path, row: Any, said: str) -> None:
     with pytest.raises(TaskError, match=rf"rows\.jsonl, line 2 is not a conversation: .*{said}"):
         read(tmp_path, {"messages": [ASKED, SAID]}, row)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        SAID | {"reasoning_content": "2 and 3."},
+        SAID | {"reasoning": "2 and 3."},
+        SAID | {"thinking": "2 and 3.", "reasoning": None},
+        SAID | {"reasoning": "2 and 3.", "reasoning_content": "2 and 3."},
+        SAID | {"content": [{"type": "thinking", "thinking": "2 and 3."}, {"type": "text", "text": "5"}]},
+        SAID | {"content": [{"type": "reasoning", "summary": [{"text": "2 and 3."}]}, "5"]},
+    ],
+)
+def test_thoughts_go_to_one_place(tmp_path: Path, said: dict[str, Any]) -> None:
+    (conversation,) = read(tmp_path, {"messages": [ASKED, said]})
+    answer = conversation.messages[1]
+    assert (answer.text, answer.additional_kwargs) == ("5", {"reasoning_content": "2 and 3."})
+
+
+def test_empty_thoughts_are_none(tmp_path: Path) -> None:
+    (conversation,) = read(tmp_path, {"messages": [ASKED, SAID | {"reasoning_content": ""}]})
+    assert conversation.messages[1].additional_kwargs == {}
 
 
 @pytest.mark.parametrize("text", ["arguments", "call", "calls"])

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hrm_agent.trajectory import BranchReason, Call
-from hrm_agent.trajectory.forest import conversations, path_mask, path_to, path_tokens, paths
-from tests.support.training.builders import call
+from hrm_agent.trajectory.forest import conversations, path_mask, path_to, path_tokens, paths, training_roots
+from tests.support.training.builders import call, trajectory
 
 
 @st.composite
@@ -38,6 +38,19 @@ def test_the_docstrings_forest():
     assert [names(p) for p in paths(calls)] == [["a1", "a2", "a3"], ["a1", "a2", "a3x"], ["b1"], ["b2"]]
     assert [names(c) for c in conversations(calls)] == [["a1", "a2", "a3", "a3x"], ["b1", "b2"]]
     assert names(path_to(calls, "a2")) == ["a1", "a2"]
+
+
+def test_training_sequences_begin_with_roots_of_what_is_learned():
+    calls = [
+        call("a1"),
+        call("a2", parent="a1"),
+        call("b1", branch_reason=BranchReason.TEMPLATE, branch_of="a2"),
+        call("b2", parent="b1"),
+        call("b2x", parent="b1", sample_index=1),
+        call("c1", untrainable="a schema chose among the tokens"),
+        call("d2", parent="in another store"),
+    ]
+    assert names(training_roots(trajectory(calls=tuple(calls)))) == ["a1", "b1", "d2"]
 
 
 @given(forests())

@@ -245,6 +245,7 @@ def test_hostile_records_execute_nothing_and_break_no_layout(tmp_path: Path, bro
     path = tmp_path / "hostile.db"
     asked = {"name": HOSTILE, "args": {"code": HOSTILE}, "id": "tc-0", "type": "tool_call"}
     said: dict[str, Any] = {"type": "ai", "content": HOSTILE, "tool_calls": [asked], "invalid_tool_calls": []}
+    said["additional_kwargs"] = {"reasoning_content": HOSTILE}
     task = TaskRef(id=HOSTILE, family=HOSTILE, prompt=HOSTILE, answer=HOSTILE)
     facts = {"answer": f"{HOSTILE} [1] [2] [3] [99]", "error": HOSTILE, "status": RunStatus.FAILED}
     with open_store(path) as store:
@@ -288,6 +289,31 @@ def test_hostile_records_execute_nothing_and_break_no_layout(tmp_path: Path, bro
         expect(page.get_by_text(f"Citation {number} ")).to_be_visible()
     assert page.locator("a[href^='javascript'], a[href^='data']").count() == 0
     browsing.check(page, "hostile citations")
+
+
+@pytest.mark.usefixtures("trained_run")  # made before there is a browser, whatever test comes first
+def test_thoughts_are_closed_until_the_keyboard_opens_them(tmp_path: Path, browsing: Browsing) -> None:
+    def thinks(name: str, thought: str) -> None:
+        response = {"type": "ai", "content": "It is 42.", "additional_kwargs": {"reasoning_content": thought}}
+        call = make_call("task-a", identity=identity("task-a", name), response=response)
+        store.journal.write_trajectory(make_trajectory(calls=(), tool_calls=(), id=name, thread_id=name))
+        store.journal.write_call(call)
+
+    with open_store(tmp_path / "store.db") as store:
+        thinks("one", "Six sevens.")
+        thinks("two", "Seven sixes.")
+    site = browsing.serve(tmp_path / "store.db")
+    page = site.open("trajectory", place=site.place, id="one")
+    thought, step = page.get_by_text("Six sevens.", exact=True), page.get_by_role("tabpanel")
+    expect(step).to_contain_text("It is 42.")
+    expect(thought).to_be_hidden()
+    page.locator("summary", has_text="Thoughts").focus()
+    page.keyboard.press("Enter")
+    expect(thought).to_be_visible()
+    browsing.check(page, "thoughts")
+    site.go(page, "compare", place=site.place, a="one", b="two")
+    expect(page.locator("summary", has_text="Thoughts").first).to_contain_text("they differ")
+    browsing.check(page, "compared thoughts")
 
 
 def test_the_copy_opens_from_its_files_alone(trained_run: Path, browsing: Browsing, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory, TurnEnd
-from hrm_agent.trajectory.shown import code_of, text_of
+from hrm_agent.trajectory.shown import code_of, text_of, thoughts_of
 from hrm_agent.trajectory.words import call_facts, models_of, tool_call_facts
 
 __all__ = [
@@ -16,10 +16,13 @@ __all__ = [
     "ends_of",
     "sentence",
     "summary_row",
+    "thought_lines",
     "tool_call_lines",
     "turn_lines",
 ]
 
+StyledLine = tuple[str, str]
+"""Text and style."""
 _TAG = re.compile(r"</?answer>")
 SUMMARY_COLUMNS = ("trajectory", "thread", "graph", "model", "status", "reward", "calls", "tools", "tokens", "started")
 
@@ -45,9 +48,10 @@ def summary_row(trajectory: Trajectory) -> tuple[object, ...]:
     )
 
 
-def call_lines(call: Call) -> Iterator[str]:
-    """A model call: where, how many tokens, and what it answered."""
-    yield f"{call.identity.node or 'call'}  {call.id[:8]}  {', '.join(call_facts(call))}"
+def call_lines(call: Call) -> Iterator[StyledLine]:
+    """A model call: where, how many tokens, what it thought and answered."""
+    yield f"{call.identity.node or 'call'}  {call.id[:8]}  {', '.join(call_facts(call))}", "bold"
+    yield from ((f"    {line}", "dim") for line in thought_lines(thoughts_of(call.response)))
     yield from _indented(text_of(call.response))
     for asked in call.response.get("tool_calls", ()):
         yield from _indented(f"> {asked['name']}: {code_of(asked['args'])}")
@@ -55,9 +59,22 @@ def call_lines(call: Call) -> Iterator[str]:
         yield from _indented(f"> undecodable call: {asked.get('error')}")
 
 
-def tool_call_lines(tool_call: ToolCall) -> Iterator[str]:
+def thought_lines(thoughts: str | None, most: int | None = None) -> Iterator[str]:
+    """Thoughts as people read them, each line marked, so that without colours, too, none passes for the answer.
+
+    `most`: number of lines that are shown (None: all).
+    """
+    lines = (thoughts or "").strip().splitlines()
+    if lines:
+        yield "thoughts:"
+        yield from (f"| {line}".rstrip() for line in lines[:most])
+    if most is not None and len(lines) > most:
+        yield f"| ... {len(lines) - most} more lines"
+
+
+def tool_call_lines(tool_call: ToolCall) -> Iterator[StyledLine]:
     """A tool call: its outcome, and what the model was shown."""
-    yield f"{tool_call.name}  {tool_call.id[:8]}  {tool_call_facts(tool_call)}"
+    yield f"{tool_call.name}  {tool_call.id[:8]}  {tool_call_facts(tool_call)}", "cyan"
     yield from _indented(tool_call.content)
 
 
@@ -66,7 +83,7 @@ def ends_of(trajectory: Trajectory) -> list[Trajectory | TurnEnd]:
     return [*(turn.before for turn in trajectory.turns), trajectory]
 
 
-def turn_lines(prompt: str | None, end: Trajectory | TurnEnd) -> Iterator[tuple[str, str]]:
+def turn_lines(prompt: str | None, end: Trajectory | TurnEnd) -> Iterator[StyledLine]:
     """A turn as people read it, each line with its style: what was said, and what came of it."""
     if prompt is not None:
         yield f"> {prompt}", "bold"
@@ -80,5 +97,5 @@ def turn_lines(prompt: str | None, end: Trajectory | TurnEnd) -> Iterator[tuple[
         yield "(no answer)", "yellow"
 
 
-def _indented(text: str) -> Iterator[str]:
-    yield from (f"    {line}" for line in text.strip().splitlines())
+def _indented(text: str) -> Iterator[StyledLine]:
+    yield from ((f"    {line}", "") for line in text.strip().splitlines())

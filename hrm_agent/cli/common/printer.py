@@ -9,10 +9,12 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
 from langgraph.types import Interrupt
 
+from hrm_agent.cli.common.formatting import thought_lines
 from hrm_agent.cli.common.output import Output
 from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import invalid_tool_calls
+from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.runtime.time_travel.history import PendingInterrupt
 from hrm_agent.trajectory.shown import code_of
 
@@ -76,6 +78,8 @@ class Printer:
             self._output.say(f"{name}  {_status(message)}", style="cyan")
         else:
             self._output.say(name, style="bold")
+        for line in thought_lines(reasoning_of(message)) if isinstance(message, AIMessage) else ():
+            self._output.say(f"    {line}", style="dim")
         if message.text.strip():
             self._output.say(indented(message.text))
         if isinstance(message, AIMessage):

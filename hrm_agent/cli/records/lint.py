@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import stored_trajectories
 from hrm_agent.cli.main import main
 from hrm_agent.errors import RunError, StoreError
-from hrm_agent.trajectory import RunStatus, Trajectory
+from hrm_agent.trajectory import BranchReason, RunStatus, Trajectory
+from hrm_agent.trajectory.forest import training_roots
 from hrm_agent.trajectory.lint import INVARIANTS, Finding, lint
+from hrm_agent.trajectory.shown import thoughts_of
 
 __all__ = ["run"]
 
@@ -22,7 +25,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     arguments = parser.read(words)
     checked, findings, damaged = 0, list[tuple[str, Finding]](), dict[str, str]()
-    silent = 0
+    silent, broken, trained = 0, Counter[str](), 0
 
     def on_damage(id_: str, error: StoreError) -> None:
         damaged[id_] = error.message
@@ -31,6 +34,8 @@ def run(words: list[str]) -> int:
         checked += 1
         findings += [(trajectory.id, finding) for finding in lint(trajectory)]
         silent += _asked_nothing(trajectory)
+        trained += bool(trajectory.policy_calls)
+        broken.update(_why_broken(trajectory))
     if arguments.run is not None and not (checked or damaged):
         raise RunError(
             f"There is no run {arguments.run!r} in {arguments.store}.",
@@ -43,7 +48,30 @@ def run(words: list[str]) -> int:
             f"{silent} completed rollouts asked no model, which is allowed, and nothing can be learned from them: "
             "their graph may share a cache."
         )
+    for why, count in broken.most_common():
+        output.say(f"{count} of {trained} rollouts broke into several training sequences, because {why}.")
     return 1 if findings or damaged else 0
+
+
+_DROPPED = "the chat template drops earlier thoughts: ?thoughts=keep keeps them"
+_BREAKS = {
+    BranchReason.TEMPLATE: "the chat template rewrites earlier turns",
+    BranchReason.REWRITTEN: "earlier messages were edited, or others were put before them",
+}
+
+
+def _why_broken(trajectory: Trajectory) -> set[str]:
+    """Why conversations of a run went on as another training sequence."""
+    by_id = {call.id: call for call in trajectory.calls}
+    found: set[str] = set()
+    for root in training_roots(trajectory):
+        before = by_id.get(root.branch_of or "")
+        why = _BREAKS.get(root.branch_reason or BranchReason.ROOT)
+        if before is None or why is None:
+            continue
+        dropped = root.branch_reason is BranchReason.TEMPLATE and thoughts_of(before.response)
+        found.add(_DROPPED if dropped and "thoughts=keep" not in root.model else why)
+    return found
 
 
 def _asked_nothing(trajectory: Trajectory) -> bool:

@@ -108,11 +108,11 @@ def _print(output: Output, trajectory: Trajectory, verdicts: list[Overlay]) -> N
         if isinstance(record, Turn):
             output.say(f"turn {numbers[record.id]}: {record.prompt}\n", style="bold magenta")
             continue
-        first, *rest = call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
+        (first, style), *rest = call_lines(record) if isinstance(record, Call) else tool_call_lines(record)
         given = f", {credit[record.id]}" if record.id in credit else ""
-        output.say(first + given, style="bold" if isinstance(record, Call) else "cyan")
-        for line in rest:
-            output.say(line)
+        output.say(first + given, style=style)
+        for line, style in rest:
+            output.say(line, style=style)
         output.say()
     for verdict in verdicts:
         output.say(f"step {verdict.step + 1} of {verdict.run_id}: {judged(verdict)}: {verdict.reason}")

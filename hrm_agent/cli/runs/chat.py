@@ -11,7 +11,7 @@ from typing import Any
 
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.citations_view import citation_lines, source_data, without_list
-from hrm_agent.cli.common.formatting import turn_lines
+from hrm_agent.cli.common.formatting import thought_lines, turn_lines
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.cli.runs.chat_commands import COMMANDS, GoOn, Leave, obey
@@ -24,8 +24,12 @@ from hrm_agent.files import json_line
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
+from hrm_agent.trajectory.shown import REASONING, answer_thoughts
 
 __all__ = ["run"]
+
+_THOUGHT_LINES = 20
+"""Lines of thoughts that are shown before an answer."""
 
 
 def run(words: list[str]) -> int:
@@ -189,13 +193,16 @@ class _Chat:
 
     def _show(self, trajectory: Trajectory) -> None:
         """How a turn ended, with what its answer cites."""
-        values = self._session.values
-        self._output.result({"event": "end", **header(trajectory), **source_data(values)})
+        values, thoughts = self._session.values, answer_thoughts(trajectory)
+        thought = {REASONING: thoughts} if thoughts else {}
+        self._output.result({"event": "end", **header(trajectory), **thought, **source_data(values)})
         self._wrong += trajectory.status is RunStatus.FAILED
         if trajectory.stop_reason is StopReason.INTERRUPT:
             self._answers = {}
             self._ask()
             return
+        for line in thought_lines(thoughts, _THOUGHT_LINES):
+            self._output.say(line, style="dim")
         for text, style in turn_lines(None, _as_shown(trajectory, values)):
             self._output.say(text, style=style)
         for text, style in citation_lines(values) if trajectory.answer else ():

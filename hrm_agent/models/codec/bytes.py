@@ -80,6 +80,11 @@ class ByteCodec:
         del tools, thinks
         return parse_turn(text)
 
+    def thought_tokens(self, token_ids: Sequence[int]) -> int:
+        """Number of sampled tokens that hold thoughts: 0, since `parse` takes none apart."""
+        del token_ids
+        return 0
+
     def stream(self, *, thinks: bool = True) -> StreamDecoder:
         """A decoder for one answer that is being sampled."""
         del thinks

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import threading
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -188,6 +189,25 @@ class ChatTemplateCodec:
         if form.opening and not tools:
             return ParsedTurn(rest, reasoning=reasoning)
         return replace(form.read(rest, schemas_of(tools)), reasoning=reasoning)
+
+    def thought_tokens(self, token_ids: Sequence[int]) -> int:
+        """Number of sampled tokens that hold thoughts; see `Codec.thought_tokens`."""
+        text, form, thoughts = self.decode(token_ids), self.dialect.form, self.dialect.thoughts
+        if form.thought_spans is not None:
+            spans = form.thought_spans(text)
+        else:
+            spans = [(0, thoughts.end(text))] if thoughts is not None else []
+        ids = list(token_ids)
+        if ids and ids[-1] in self.control_token_ids:
+            ids.pop()
+        return sum(self._tokens_of(ids, text, end) - self._tokens_of(ids, text, start) for start, end in spans)
+
+    def _tokens_of(self, ids: Sequence[int], text: str, end: int) -> int:
+        """Number of tokens that hold the first `end` characters of a text; a token that holds more counts whole."""
+        if end in (0, len(text)):
+            return len(ids) if end else 0
+        own = text[:end]
+        return bisect_left(range(len(ids)), True, key=lambda count: self.decode(ids[:count]).startswith(own))
 
     def stream(self, *, thinks: bool = True) -> StreamDecoder:
         """A decoder for one answer that is being sampled."""

@@ -6,16 +6,13 @@ they are never taken for a call or an answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from langchain_core.messages import AIMessage
 
-__all__ = ["REASONING", "Thoughts", "reasoning_of"]
+from hrm_agent.trajectory.shown import REASONING, thoughts_of
 
-REASONING = "reasoning_content"
-"""Key of `additional_kwargs`."""
+__all__ = ["REASONING", "Thoughts", "reasoning_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,18 @@ class Thoughts:
 
     def split(self, text: str) -> tuple[str | None, str]:
         """The thoughts (None: there are none) and the rest. Thoughts without an end are all of the answer."""
+        thoughts, rest = self._apart(text)
+        if not thoughts:
+            return None, text
+        return "\n\n".join(filter(None, thoughts)), rest.lstrip("\n")
+
+    def end(self, text: str) -> int:
+        """Number of characters up to the end of the thoughts, their closing included (0: there are none)."""
+        thoughts, rest = self._apart(text)
+        return len(text) - len(rest) if thoughts else 0
+
+    def _apart(self, text: str) -> tuple[list[str], str]:
+        """The thoughts at the beginning, and the end of the text that is none of them."""
         thoughts: list[str] = []
         rest, inside = text, self.opened and not text.lstrip().startswith(self.open)
         while inside or rest.lstrip().startswith(self.open):
@@ -46,9 +55,7 @@ class Thoughts:
             inside = False
             if not closed:
                 break
-        if not thoughts:
-            return None, text
-        return "\n\n".join(filter(None, thoughts)), rest.lstrip("\n")
+        return thoughts, rest
 
     def written(self, reasoning: str, content: str) -> str:
         """The content with the thoughts before it."""
@@ -56,22 +63,5 @@ class Thoughts:
 
 
 def reasoning_of(message: AIMessage) -> str | None:
-    """The thoughts beside an answer's content: ours, or blocks of a provider that are text."""
-    kept: Any = message.additional_kwargs.get(REASONING)
-    if isinstance(kept, str):
-        return kept
-    content = cast("str | list[Any]", message.content)
-    if isinstance(content, str):
-        return None
-    found = [text for block in content if (text := _thought(block))]
-    return "\n\n".join(found) or None
-
-
-def _thought(block: Any) -> str:
-    if not isinstance(block, Mapping):
-        return ""
-    block = cast("Mapping[str, Any]", block)
-    if block.get("type") not in ("thinking", "reasoning"):
-        return ""
-    text = block.get("thinking") or block.get("reasoning") or ""
-    return text if isinstance(text, str) else ""
+    """The thoughts beside an answer's content: ours, or those of a provider that are text."""
+    return thoughts_of(vars(message))

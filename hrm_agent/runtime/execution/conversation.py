@@ -40,6 +40,7 @@ from hrm_agent.trajectory import (
     TurnEnd,
     content_hash,
 )
+from hrm_agent.trajectory.shown import REASONING
 
 __all__ = [
     "ABORTED",
@@ -64,7 +65,7 @@ __all__ = [
 
 HISTORY = "history"
 """Key in a task's metadata: the turns before it, `{"role": "user" or "assistant", "content": text}` each, for graphs
-whose input has messages."""
+whose input has messages. Thoughts of an answer are its `reasoning_content`."""
 DATA = "data"
 """Key in a task's metadata: JSON that code can use, for graphs whose state has `variables`. Never the answer."""
 CONFIGURABLE = "configurable"
@@ -101,7 +102,7 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
         if not places:  # a bare `dict`, or nothing that is declared: under both names that are usual
             return {"messages": [asked], "input": task.prompt}
     if "messages" in places:
-        before = [_SAID[turn["role"]](turn["content"]) for turn in task.metadata.get(HISTORY, ())]
+        before = [_said(turn) for turn in task.metadata.get(HISTORY, ())]
         given: dict[str, Any] = {"messages": [*before, asked]}
         return given | (_variables(task) if "variables" in places else {})
     name = next((name for name in TEXT_INPUTS if name in places), None)
@@ -112,6 +113,11 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
             "its state.",
         )
     return {name: task.prompt}
+
+
+def _said(turn: Mapping[str, str]) -> BaseMessage:
+    thoughts = {REASONING: turn[REASONING]} if REASONING in turn else {}
+    return _SAID[turn["role"]](turn["content"], additional_kwargs=thoughts)
 
 
 def _variables(task: TaskRef) -> dict[str, Any]:

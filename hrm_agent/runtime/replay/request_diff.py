@@ -19,6 +19,7 @@ from langchain_core.messages.utils import convert_to_messages
 
 from hrm_agent.errors import HrmError
 from hrm_agent.models.call_recording import offered, plain
+from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.replay.recorded_answers import UnrecordedRequest
@@ -89,6 +90,8 @@ def _in_template(
 def _message_lines(messages: Sequence[BaseMessage]) -> Iterator[str]:
     for message in messages:
         yield f"[{message.type}]"
+        thoughts = (reasoning_of(message) or "") if isinstance(message, AIMessage) else ""
+        yield from (f"| {line}" for line in thoughts.splitlines())
         text = message.text
         yield from text.splitlines()
         if not text and message.content:

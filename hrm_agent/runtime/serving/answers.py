@@ -5,6 +5,9 @@ reasoning and tool calls, from the first `<answer>` on where there is one, witho
 it was sampled, is on record. `visible` decides that for a text that is still growing too: what it has given out for the
 beginning stays the beginning. Only `<answer>` shows that a turn is the last one, so only what follows it is streamed as
 it is sampled; an answer without the tag comes in one piece when the run has ended.
+
+Thoughts that are on record apart from the answer's text are the message's `reasoning_content`, as other servers have
+it, and never its `content`.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from typing import Any
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
+from hrm_agent.trajectory.shown import REASONING
 
-__all__ = ["chunk", "completion", "error_body", "model_card", "usage_chunk", "visible"]
+__all__ = ["chunk", "completion", "error_body", "model_card", "reasoning", "usage_chunk", "visible"]
 
 _ANSWER = "<answer>"
 _TAG = re.compile(r"</?answer>")
@@ -54,15 +58,22 @@ def finish_reason(trajectory: Trajectory) -> str:
     return "stop" if ended else "length"
 
 
-def usage(trajectory: Trajectory) -> dict[str, int]:
+def usage(trajectory: Trajectory) -> dict[str, Any]:
     """Tokens of all calls of the run, of whichever role: what the answer cost."""
-    asked, sampled = trajectory.used.input_tokens or 0, trajectory.used.output_tokens or 0
-    return {"prompt_tokens": asked, "completion_tokens": sampled, "total_tokens": asked + sampled}
+    used = trajectory.used
+    asked, sampled, thought = used.input_tokens or 0, used.output_tokens or 0, used.reasoning_tokens
+    details = {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
+    return {"prompt_tokens": asked, "completion_tokens": sampled, "total_tokens": asked + sampled, **details}
 
 
-def completion(trajectory: Trajectory, content: str) -> dict[str, Any]:
+def reasoning(thoughts: str | None) -> dict[str, str]:
+    """Thoughts as a field of a message or of a delta; none without any."""
+    return {REASONING: thoughts} if thoughts else {}
+
+
+def completion(trajectory: Trajectory, content: str, thoughts: str | None = None) -> dict[str, Any]:
     """The answer to a request that is not streamed."""
-    message = {"role": "assistant", "content": content, "refusal": None}
+    message = {"role": "assistant", "content": content, **reasoning(thoughts), "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(trajectory)}
     head = _head("chat.completion", trajectory.id, trajectory.graph, trajectory.started_at)
     return {**head, "choices": [choice], "usage": usage(trajectory), "hrm_agent": _extension(trajectory)}

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hrm_agent.runtime.episode import HISTORY
+from hrm_agent.runtime.serving.answers import reasoning
 from hrm_agent.trajectory import Sampling, TaskRef
 from hrm_agent.unicode import without_surrogates
 
@@ -79,7 +80,7 @@ class ChatRequest:
     said: str
     """The last user message by itself."""
     history: tuple[dict[str, str], ...] = ()
-    """The turns before it, `{"role": "user" or "assistant", "content": text}` each."""
+    """The turns before it, `{"role": "user" or "assistant", "content": text}` each, an answer's with its thoughts."""
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `Sampling` that the client sets, without the limit on tokens."""
     max_tokens: int | None = None
@@ -135,6 +136,8 @@ class _Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_ContentPart]
     name: str | None = None
+    reasoning_content: str | None = None
+    """Thoughts of an earlier answer, as clients send them back (None: it has none)."""
     refusal: None = None
 
     @property
@@ -214,7 +217,13 @@ def _turns(messages: list[_Message]) -> tuple[str, tuple[dict[str, str], ...]]:
     if messages[-1].role != "user" or not messages[-1].text.strip():
         raise RefusedError(400, "The last message has to be a user message that is not empty.", param="messages")
     said = [message.text for message in messages if message.role in ("system", "developer")]
-    turns = [{"role": m.role, "content": m.text} for m in messages[:-1] if m.role in ("user", "assistant")]
+    if any(message.reasoning_content for message in messages if message.role != "assistant"):
+        raise RefusedError(400, "Only an assistant message has reasoning_content.", param="messages")
+    turns = [
+        {"role": m.role, "content": m.text, **reasoning(without_surrogates(m.reasoning_content or ""))}
+        for m in messages[:-1]
+        if m.role in ("user", "assistant")
+    ]
     return "\n\n".join([*filter(str.strip, said), messages[-1].text]), tuple(turns)
 
 

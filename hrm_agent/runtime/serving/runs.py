@@ -28,6 +28,7 @@ from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, Trajectory
+from hrm_agent.trajectory.shown import answer_thoughts
 
 __all__ = ["AnswerStream", "Chats"]
 
@@ -189,6 +190,10 @@ class AnswerStream:
     def content(self, ended: Trajectory) -> str:
         """The whole content of a run that has ended."""
         return self.question if self.question is not None else visible(ended.answer or "", self.stops)
+
+    def thoughts(self, ended: Trajectory) -> str | None:
+        """Thoughts behind the content (None: there are none). A question that the run waits with is the graph's."""
+        return answer_thoughts(ended) if self.question is None else None
 
     def rest(self, ended: Trajectory) -> str:
         """What is still to be sent. Where the run took back what it had said, its answer follows below."""

@@ -15,7 +15,9 @@ A client that goes away takes its run along. On the way down (`drain`) runs are 
 that are cut off stay on record as interrupted, and a request that names their thread resumes them.
 
 A stream carries the content of the answer (`answers.visible`), and a comment line for each node that has ended, which
-clients skip and people at `curl -N` can read. Errors before its first event are HTTP errors; later ones are an event.
+clients skip and people at `curl -N` can read. Thoughts come whole, before what is still to be sent when the run has
+ended: which of its answers is the last one is known then. Errors before its first event are HTTP errors; later ones
+are an event.
 
 Not covered: TLS (a reverse proxy), several tenants (one token, one store).
 """
@@ -36,7 +38,7 @@ from hrm_agent import __version__
 from hrm_agent.async_bridge import call_in_thread
 from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError, to_install
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
-from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, usage_chunk
+from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, reasoning, usage_chunk
 from hrm_agent.runtime.serving.feedback import add_feedback
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError, read_request
 from hrm_agent.runtime.serving.runs import AnswerStream, Chats
@@ -159,7 +161,7 @@ class ChatService:
             if asked.stream:
                 return await self._stream(request, asked, episode, stream_out)
             ended = _unless_failed(await self.chats.run(asked, episode, stream_out, lasting=thread is not None))
-            answer = json_answer(completion(ended, stream_out.content(ended)))
+            answer = json_answer(completion(ended, stream_out.content(ended), stream_out.thoughts(ended)))
             answer.headers[THREAD_HEADER] = episode.thread_id
             return answer
 
@@ -223,6 +225,8 @@ class _Events:
             await self._send({"content": news})
 
     async def end(self, stream_out: AnswerStream, ended: Trajectory) -> None:
+        if thought := reasoning(stream_out.thoughts(ended)):
+            await self._send(thought)
         if rest := stream_out.rest(ended):
             await self._send({"content": rest})
         await self._send({}, ended)

@@ -18,6 +18,7 @@ from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, CallUsage, ToolCall, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
+from hrm_agent.trajectory.shown import thoughts_of
 
 __all__ = ["Change", "DiffSide", "ThreadDiff", "channel_changes", "thread_diff"]
 
@@ -134,11 +135,13 @@ def _key(message: Any) -> str:
 
 
 def _text_lines(message: Any) -> list[str]:
-    """A message as people read it: its text, then the calls that it asks for."""
+    """A message as people read it: its thoughts, its text, then the calls that it asks for."""
     if not isinstance(message, BaseMessage):
         return [] if message is None else str(message).splitlines()
     head = [f"result of {message.tool_call_id}:"] if isinstance(message, ToolMessage) else []
     calls = message.tool_calls if isinstance(message, AIMessage) else []
+    thoughts = (thoughts_of(vars(message)) or "") if isinstance(message, AIMessage) else ""
+    head += [f"| {line}" for line in thoughts.splitlines()]
     asked = [f"> {call['name']}({json.dumps(call['args'], ensure_ascii=False, default=str)})" for call in calls]
     return [*head, *message.text.splitlines(), *asked] or [""]  # an empty message is not the same as none
 

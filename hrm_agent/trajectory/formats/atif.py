@@ -29,9 +29,10 @@ from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.formats.atif_parts import ATIF_VERSION, OURS, call_record, parts_of
 from hrm_agent.trajectory.formats.lines import Line, lines
 from hrm_agent.trajectory.formats.messages import RequestHints
-from hrm_agent.trajectory.formats.reported import ReportedUsage, reasoning_of, tool_definitions, usage_of
+from hrm_agent.trajectory.formats.reported import ReportedUsage, tool_definitions, usage_of
 from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped, incomplete
 from hrm_agent.trajectory.schema import Call, LogprobKind, ToolCall, Trajectory
+from hrm_agent.trajectory.shown import REASONING, thoughts_of
 
 __all__ = ["atif_rows"]
 
@@ -154,7 +155,12 @@ class _Document:
         return steps
 
     def _answer(self, message: AIMessage, call: Call | None) -> Row:
-        step: Row = {"source": "agent", "message": parts_of(message), "tool_calls": _asked(message) or None}
+        step: Row = {
+            "source": "agent",
+            "message": parts_of(message),
+            REASONING: thoughts_of(vars(message)) or None,
+            "tool_calls": _asked(message) or None,
+        }
         if call is None:
             return _filled({**step, "llm_call_count": None, "is_copied_context": True})
         inherited = call.identity.thread_id != self.trajectory.thread_id
@@ -163,7 +169,6 @@ class _Document:
             **step,
             "timestamp": _moment(call.started_at),
             "model_name": call.model,
-            "reasoning_content": reasoning_of(call.response),
             "llm_call_count": 1,
             "is_copied_context": True if inherited or call.id in self.told else None,
             "extra": extra,

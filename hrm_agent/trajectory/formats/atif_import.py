@@ -29,6 +29,7 @@ from hrm_agent.trajectory.formats.reported import ReportedUsage, usage_parts
 from hrm_agent.trajectory.formats.rows import Row
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
+from hrm_agent.trajectory.shown import REASONING
 
 __all__ = ["read_atif"]
 
@@ -133,7 +134,7 @@ def _message(step: AtifStep, content: Any) -> AIMessage:
         *(() if metrics is None else (metrics.prompt_tokens, metrics.completion_tokens, metrics.cached_tokens)),
         cost_usd=metrics.cost_usd if metrics else None,
     )
-    thought = {"reasoning_content": step.reasoning_content} if step.reasoning_content else {}
+    thought = {REASONING: step.reasoning_content} if step.reasoning_content else {}
     asked = [
         {"type": "tool_call", "id": call.tool_call_id, "name": call.function_name, "args": call.arguments}
         for call in step.tool_calls or ()

@@ -6,7 +6,8 @@ Beside the conversation stand `role` (the node of the outermost graph that asked
 `reward` (null where it was not verified) and its `trajectory_id`. Only completed runs are taken, and of an answer whose
 conversation cannot be proved to be what the model saw (see `messages`) there is no row. Calls stand in OpenAI's form
 with their arguments as an object, which is how templates write them; an answer with a call that could not be decoded
-has no such form, so that its conversation is left out. What is left out is counted with its reason.
+has no such form, so that its conversation is left out. What is left out is counted with its reason. Thoughts of an
+answer are its `reasoning_content`.
 
 Each answer is learned once, and by the role that gave it: where conversations fork, where the template broke one in
 two, or where a run was forked off another, an answer that another row teaches carries `"weight": 0`, and so does one
@@ -25,6 +26,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, context_hash, conversation_of
 from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped
 from hrm_agent.trajectory.schema import Call, RunStatus, Trajectory
+from hrm_agent.trajectory.shown import REASONING, thoughts_of
 
 __all__ = ["chat_message", "chat_rows"]
 
@@ -113,7 +115,13 @@ def chat_message(message: BaseMessage) -> dict[str, Any]:
                 {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["args"]}}
                 for call in message.tool_calls
             ]
-            return {"role": "assistant", "content": message.text, **({"tool_calls": asked} if asked else {})}
+            thoughts = thoughts_of(vars(message))
+            return {
+                "role": "assistant",
+                "content": message.text,
+                **({REASONING: thoughts} if thoughts else {}),
+                **({"tool_calls": asked} if asked else {}),
+            }
         case _:
             return {"role": getattr(message, "role", message.type), "content": _content(message)}
 

@@ -20,6 +20,7 @@ from hrm_agent.trajectory.formats.json_documents import refused, valid
 from hrm_agent.trajectory.formats.reported import ReportedUsage, usage_parts
 from hrm_agent.trajectory.formats.rows import Row
 from hrm_agent.trajectory.schema import FinishReason, SentSampling, ToolStatus
+from hrm_agent.trajectory.shown import REASONING
 
 __all__ = ["tell", "text_of"]
 
@@ -182,7 +183,7 @@ def _answer(message: InspectMessage, content: Any, usage: InspectUsage | None) -
             for call in calls
             if call.parse_error is not None
         ],
-        additional_kwargs={"reasoning_content": thought} if thought else {},
+        additional_kwargs={REASONING: thought} if thought else {},
         **usage_parts(_usage(usage)),
     )
 

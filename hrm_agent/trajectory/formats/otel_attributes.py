@@ -15,6 +15,7 @@ from hrm_agent.trajectory.forest import path_to
 from hrm_agent.trajectory.formats.messages import RequestHints, answer_of, messages_of, tools_of
 from hrm_agent.trajectory.judgements import Overlay
 from hrm_agent.trajectory.schema import Call, ToolCall, Trajectory, TurnEnd
+from hrm_agent.trajectory.shown import thoughts_of
 
 __all__ = [
     "OURS",
@@ -204,7 +205,9 @@ def _message(message: BaseMessage) -> dict[str, Any]:
     if isinstance(message, ToolMessage):
         answer = {"type": "tool_call_response", "id": message.tool_call_id, "response": message.text}
         return {"role": role, "parts": [answer]}
-    parts = [_text(message.text)] if message.text else []
+    thoughts = thoughts_of(vars(message)) if isinstance(message, AIMessage) else None
+    parts: list[dict[str, Any]] = [{"type": "reasoning", "content": thoughts}] if thoughts else []
+    parts += [_text(message.text)] if message.text else []
     if isinstance(message, AIMessage):
         parts += [
             {"type": "tool_call", "id": asked["id"], "name": asked["name"], "arguments": asked["args"]}

@@ -1,17 +1,17 @@
-"""What a model's server reported of a call, read in one place: tokens, cost, thoughts, and the tools offered."""
+"""Reports of a model's server on a call, read in one place: tokens and cost, and the tools offered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.trajectory.call_facts import reported_usage
 from hrm_agent.trajectory.schema import Call
 
-__all__ = ["ReportedUsage", "reasoning_of", "tool_definitions", "usage_of", "usage_parts"]
+__all__ = ["ReportedUsage", "tool_definitions", "usage_of", "usage_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,6 @@ def usage_parts(usage: ReportedUsage) -> dict[str, Any]:
     return parts
 
 
-def reasoning_of(response: Mapping[str, Any]) -> str | None:
-    """What a model thought apart from its answer: of a field of its own, or of blocks of the content."""
-    told = _mapping(response.get("additional_kwargs")).get("reasoning_content")
-    content = response.get("content")
-    blocks = cast("list[Any]", content) if isinstance(content, list) else []
-    told_apart = (block.get("thinking") or block.get("reasoning") for block in map(_mapping, blocks))
-    thoughts = [str(text) for text in told_apart if text]
-    return told if isinstance(told, str) and told else "\n\n".join(thoughts) or None
-
-
 def tool_definitions(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tools in OpenAI's form, whatever the form in which the model was given them."""
     return [dict(convert_to_openai_tool(tool)) for tool in tools]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

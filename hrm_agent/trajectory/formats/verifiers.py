@@ -43,6 +43,7 @@ from hrm_agent.trajectory.schema import (
     TaskRef,
     Trajectory,
 )
+from hrm_agent.trajectory.shown import REASONING
 
 __all__ = [
     "NEVER_ASKED",
@@ -317,7 +318,8 @@ def _why_untrainable(sampling: Row) -> str | None:
 
 def ai_message(message: Row) -> AIMessage:
     """The answer with its calls; the text of one whose arguments are no JSON object is kept as undecodable."""
-    answer = AIMessage(message.get("content") or "")
+    thoughts = message.get(REASONING)
+    answer = AIMessage(message.get("content") or "", additional_kwargs={REASONING: thoughts} if thoughts else {})
     for call in message.get("tool_calls") or ():
         try:
             arguments = json.loads(call["arguments"])

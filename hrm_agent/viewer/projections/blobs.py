@@ -12,7 +12,7 @@ from hrm_agent.store.new_messages import new_messages
 from hrm_agent.store.shown_values import ShownMessage, Unread, shown_channels
 from hrm_agent.store.summaries import overlays_of
 from hrm_agent.trajectory import Trajectory
-from hrm_agent.trajectory.shown import failed_text, parts_of, text_of
+from hrm_agent.trajectory.shown import failed_text, parts_of, text_of, thoughts_of
 from hrm_agent.viewer.json_text import PIECE, NotThere, json_lines
 from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.items import arguments_text, asked_calls, program_of
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["blob", "whole_text"]
 
 _ALL = 10**9
+_REASONING = "/reasoning"
+"""Ends the field of a message's thoughts."""
 
 
 def blob(place: Place, item: str, field: str, from_: int = 0) -> dict[str, Any]:
@@ -112,7 +114,10 @@ def _of_call(place: Place, id_: str, field: str) -> str | None:
         case "prompt":
             sent = new_messages(place.store(), {id_: None}, _ALL).get(id_)
             messages = sent.messages if sent is not None else call.request or ()
+            number, _, part = number.partition("/")
             message = next(itertools.islice(messages, int(number), None))
+            if part:
+                return thoughts_of(message)
             return str(message["unread"]) if message.get("unread") else text_of(dict(message))
         case _:
             return None
@@ -145,16 +150,17 @@ def _of_state(place: Place, rest: str, field: str) -> str | None:
 
 
 def _of_message(values: dict[str, Any], field: str) -> str | None:
-    """`CHANNEL/NUMBER`, or `CHANNEL/NUMBER/arguments/NUMBER`."""
+    """`CHANNEL/NUMBER`, `CHANNEL/NUMBER/reasoning` or `CHANNEL/NUMBER/arguments/NUMBER`."""
     before, asked, number = field.rpartition("/arguments/")
-    channel, _, place = (before if asked else field).rpartition("/")
+    spoken = (before if asked else field).removesuffix(_REASONING)
+    channel, _, place = spoken.rpartition("/")
     held = values.get(channel)
     messages = cast("list[Any]", held) if isinstance(held, list) else [held]
     message = messages[int(place)]
     if not isinstance(message, ShownMessage):
         return None
     if not asked:
-        return text_of(message.fields)
+        return thoughts_of(message.fields) if field.endswith(_REASONING) else text_of(message.fields)
     calls = [call for call in message.fields["tool_calls"] if isinstance(call, dict)]
     return arguments_text(plain(cast("dict[str, Any]", calls[int(number)]).get("args")))
 

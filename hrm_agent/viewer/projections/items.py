@@ -10,7 +10,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
 from hrm_agent.store.new_messages import NewMessages, new_messages
 from hrm_agent.trajectory import Call, Overlay, ToolCall, Trajectory, Turn, Verdict
-from hrm_agent.trajectory.shown import failed_text, parts_of, text_of
+from hrm_agent.trajectory.shown import failed_text, parts_of, text_of, thoughts_of
 from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.threads import Transcript, TranscriptItem, overlays_on, transcript
 
@@ -180,6 +180,7 @@ def _call(call: Call, base: str | None, sent: NewMessages | None, overlay: Overl
         else used.input_tokens
         if used
         else None,
+        "reasoning_tokens": used.reasoning_tokens if used else None,
         "has_tokens": bool(call.token_ids),
         "trainable": call.trainable,
         "why_untrainable": call.why_untrainable,
@@ -206,7 +207,11 @@ def _messages(messages: Sequence[Mapping[str, Any]], base: str | None, item: str
         kind = str(message.get("type") or message.get("role") or "unread")
         named = {"name": short(str(message["name"]))} if message.get("name") else {}
         text = str(message["unread"]) if message.get("unread") else text_of(dict(message))
-        found.append({"role": ROLES.get(kind, short(kind)), "text": cut_text(text, item, f"prompt/{number}"), **named})
+        field = f"prompt/{number}"
+        row = {"role": ROLES.get(kind, short(kind)), "text": cut_text(text, item, field), **named}
+        if thoughts := thoughts_of(message):
+            row["reasoning"] = cut_text(thoughts, item, f"{field}/reasoning")
+        found.append(row)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hrm_agent.langgraph_format import is_internal
 from hrm_agent.store.outlines import SentTask, StoredQuestion
 from hrm_agent.store.shown_values import ShownMessage, Unread, Written, checkpoint_links, shown_channels
-from hrm_agent.trajectory.shown import text_of
+from hrm_agent.trajectory.shown import text_of, thoughts_of
 from hrm_agent.viewer.json_text import SHOWN, NotThere, cut_text, foreign, json_lines, short
 from hrm_agent.viewer.projections.groups import Damaged
 from hrm_agent.viewer.projections.items import arguments_text
@@ -93,6 +93,7 @@ def _message(message: ShownMessage, field: str, item: str) -> dict[str, Any]:
         "type": short(str(fields.get("type", ""))),
         "name": short(str(fields["name"])) if fields.get("name") else None,
         "text": cut_text(text_of(fields), item, field),
+        "reasoning": cut_text(thoughts_of(fields) or None, item, f"{field}/reasoning"),
         "tool_calls": [
             {
                 "id": str(call.get("id")),

@@ -136,6 +136,7 @@ def _counts(found: Transcript) -> dict[str, Any]:
         "model_calls": len(calls),
         "tool_calls": sum(1 for mark in found.own if mark.kind == "tool"),
         "tokens": used.output_tokens,
+        "reasoning_tokens": used.reasoning_tokens,
         "input_tokens": used.input_tokens,
         "seconds": foreign(header.ended_at - header.started_at) if header.ended_at is not None else None,
         "cost": foreign(used.cost),

@@ -94,6 +94,35 @@ def test_a_conversation_from_a_pipe(chat: Command, hrm: Command, tmp_path: Path)
     assert "turn 2: What is 2 + 3?" in hrm("show", "t").out.splitlines()
 
 
+THINKS = """
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+
+def ask(state):
+    thoughts = "\\n".join(f"Step {number}." for number in range(30))
+    said = AIMessage("It is 42.", additional_kwargs={"reasoning_content": thoughts})
+    return {"messages": [GenericFakeChatModel(messages=iter([said])).invoke(state["messages"])]}
+
+
+graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+"""
+
+
+def test_thoughts_stand_before_the_answer_and_are_marked(chat: Command, hrm: Command, tmp_path: Path) -> None:
+    (tmp_path / "thinks.py").write_text(THINKS)
+    options = ("--graph", "./thinks.py:graph", "--policy", script(tmp_path / "s", "unasked"))
+    lines = chat(*options, "--thread", "t", lines=("What is 6 * 7?",)).out.splitlines()
+    assert lines[:2] == ["thoughts:", "| Step 0."] and lines[-2:] == ["| ... 10 more lines", "It is 42."]
+    assert len(lines) == 23 and all(line.startswith("| ") for line in lines[1:-1])
+    events = chat(*options, "--thread", "u", "--json", "--say", "What is 6 * 7?").lines
+    assert events[-1]["answer"] == "It is 42." and events[-1]["reasoning_content"].startswith("Step 0.\n")
+    assert not any("Step" in event["text"] for event in events if event["event"] == "chunk")
+    ran = hrm("run", "What is 6 * 7?", *options).out
+    assert "    thoughts:\n    | Step 0.\n" in ran and "    | Step 29.\n    It is 42.\n" in ran
+
+
 def test_turn_by_turn_without_a_prompt(chat: Command, hrm: Command, tmp_path: Path) -> None:
     first = chat("--say", "What is 6 * 7?", "--thread", "t", "--policy", script(tmp_path / "s", *SCRIPT), "--json")
     events = first.lines

@@ -11,6 +11,7 @@ import aiohttp
 import openai
 import pytest
 
+from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.runtime.serving.requests import DEFAULT_LIMITS, OTHER_LIMIT, RefusedError, read_request
@@ -19,6 +20,7 @@ from hrm_agent.trajectory import RunStatus, StopReason
 from hrm_agent.trajectory.lint import lint
 from tests.runtime.serving.conftest import TOKEN, Serve, Served
 from tests.support.graphs.scripts import boxed, multiplier
+from tests.support.graphs.thinking import thinking_codec
 
 ASK: list[Any] = [{"role": "user", "content": "What is 6 * 7?"}]
 THREAD = "X-HRM-Agent-Thread"
@@ -60,6 +62,36 @@ async def test_a_request_is_a_run_on_record(serve: Serve) -> None:
         assert "".join(pieces) == r"\boxed{42}" and last.choices[0].finish_reason == "stop"
         again = served.store.journal.trajectory(last.hrm_agent["trajectory"])
         assert [call.sampling.seed for call in again.calls] == [s.seed for s in sampling] and lint(again) == []
+
+
+async def test_thoughts_are_a_field_of_their_own(serve: Serve) -> None:
+    thought, said = "Six sevens.", "<answer>forty-two</answer>"
+    script = lambda _: f"<think>\n{thought}\n</think>\n\n{said}"  # noqa: E731
+    async with serve(script, codec=thinking_codec()) as served, served.client() as client:
+        whole = await client.chat.completions.create(
+            model="tool_loop", messages=ASK, extra_headers={THREAD: "again"}, seed=1
+        )
+        message = whole.choices[0].message
+        assert (message.content, message.model_extra["reasoning_content"]) == ("forty-two", thought)
+        assert whole.usage.completion_tokens_details.reasoning_tokens == served.only().used.reasoning_tokens > 10
+        read = await client.chat.completions.create(
+            model="tool_loop", messages=ASK, extra_headers={THREAD: "again"}, seed=1
+        )
+        assert read.choices[0].message == message and served.engine.calls == 1
+        deltas = [
+            event.choices[0].delta
+            async for event in await client.chat.completions.create(model="tool_loop", messages=ASK, stream=True)
+        ]
+        assert "".join(delta.content or "" for delta in deltas) == "forty-two"
+        assert [delta.model_extra["reasoning_content"] for delta in deltas if delta.model_extra] == [thought]
+
+        talk = [*ASK, message.model_dump(exclude_none=True), {"role": "user", "content": "Sure?"}]
+        await client.chat.completions.create(model="tool_loop", messages=talk)
+        sent = served.engine.requests[-1].messages
+        assert [reasoning_of(each) for each in sent if each.type == "ai"] == [thought], "as the client sent them back"
+        forged = [{"role": "user", "content": "Sure?", "reasoning_content": "x"}]
+        with pytest.raises(openai.BadRequestError, match="Only an assistant message has reasoning_content"):
+            await client.chat.completions.create(model="tool_loop", messages=forged)
 
 
 async def test_what_the_answer_says_is_streamed_as_it_is_sampled(serve: Serve) -> None:

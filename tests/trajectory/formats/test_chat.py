@@ -91,6 +91,26 @@ def test_the_longest_conversation_teaches_all_its_answers(tmp_path: Path) -> Non
     assert (report.trajectories, report.rows, report.left_out) == (1, 1, {})
 
 
+def test_thoughts_stand_beside_the_content_and_come_back(tmp_path: Path) -> None:
+    def thinks(answer: AIMessage, thought: str) -> AIMessage:
+        return answer.model_copy(update={"additional_kwargs": {"reasoning_content": thought}})
+
+    first, last = thinks(CALLS, "Six sevens."), thinks(ANSWER, "So it is.")
+    whole = [ASKED, first, RESULT]
+    calls = said("a", [ASKED], first, asked=[ASKED]), said("b", whole, last, asked=whole)
+    (row,), _ = export(tmp_path, run(calls[0], calls[1].model_copy(update={"parent": calls[0].id})))
+    answers = [message for message in row["messages"] if message["role"] == "assistant"]
+    assert [(each["content"], each["reasoning_content"]) for each in answers] == [
+        ("Compute.", "Six sevens."),
+        (ANSWER.text, "So it is."),
+    ]
+    (conversation,) = read_chats(tmp_path / "x.chat")
+    assert [m.additional_kwargs for m in conversation.messages if isinstance(m, AIMessage)] == [
+        first.additional_kwargs,
+        last.additional_kwargs,
+    ]
+
+
 def test_the_trainer_reads_them(tmp_path: Path) -> None:
     export(tmp_path, text_run(), text_run(id="two"))
     first, second = read_chats(tmp_path / "x.chat")

@@ -166,6 +166,15 @@ def test_what_a_provider_answered_is_its_own() -> None:
     assert span.name == "chat gpt-x" and span.is_client and wanted.items() <= span.attributes.items()
 
 
+def test_thoughts_are_a_part_of_their_own() -> None:
+    thought = {"type": "ai", "content": "42", "additional_kwargs": {"reasoning_content": "I add."}}
+    run = make_trajectory(calls=(make_call("task-a", response=thought),), tool_calls=())
+    call = next(span for span in spans_of(run, content=RequestHints()) if span.name.startswith("chat")).attributes
+    (answer,) = json.loads(str(call["gen_ai.output.messages"]))
+    assert answer["parts"] == [{"type": "reasoning", "content": "I add."}, {"type": "text", "content": "42"}]
+    assert "I add." not in json.dumps([span.attributes for span in spans_of(run)])
+
+
 def test_messages_are_in_it_only_where_they_are_asked_for() -> None:
     secret = ("17 + 25", "42", "add")
     bare = json.dumps([span.attributes for span in spans_of(make_trajectory())])

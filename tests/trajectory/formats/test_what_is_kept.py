@@ -14,6 +14,7 @@ from hrm_agent.trajectory import ForkRef, LogprobKind, Sampling, TaskRef, Trajec
 from hrm_agent.trajectory.formats import FORMATS, RequestHints, export_to, import_from
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, conversation_of
 from hrm_agent.trajectory.formats.reported import usage_of
+from hrm_agent.trajectory.shown import thoughts_of
 from tests.support.trajectory.samples import make_tool_call
 from tests.trajectory.formats.test_chat import ANSWER, ASKED, CALLS, OFFERED, PYTHON, RESULT, run, said
 
@@ -25,7 +26,12 @@ READ_BACK = [name for name, one in FORMATS.items() if one.read and (one.rows or 
 def sample() -> Trajectory:
     """Two tempered calls with a tool call between them; every field that a row of the table asks for has a value."""
     usage = {"input_tokens": 20, "output_tokens": 5, "total_tokens": 25}
-    reported = AIMessage(ANSWER.text, usage_metadata=usage, response_metadata={"token_usage": {"cost": 0.25}})
+    reported = AIMessage(
+        ANSWER.text,
+        additional_kwargs={"reasoning_content": "Six sevens."},
+        usage_metadata=usage,
+        response_metadata={"token_usage": {"cost": 0.25}},
+    )
     tempered: dict[str, Any] = {
         "logprob_kind": LogprobKind.TEMPERED,
         "sampling": Sampling(temperature=0.5, seed=7, max_tokens=8),
@@ -84,6 +90,7 @@ ROWS: dict[str, Callable[[Trajectory], Any]] = {
     "family and reference answer": lambda one: (one.task.family, one.task.answer),
     "metadata of the task": lambda one: one.task.metadata,
     "texts and tool calls of answers": said_by_the_model,
+    "thoughts of answers": lambda one: [thoughts_of(call.response) for call in one.calls],
     "messages that calls were sent": sent,
     "tokens and cost as reported": lambda one: [usage_of(call) for call in one.calls],
     "outcomes of tools": fields("tool_calls"),

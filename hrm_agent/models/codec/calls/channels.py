@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hrm_agent.models.codec.calls.form import (
     CallForm,
@@ -32,30 +32,53 @@ _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+?)(?=\s|<|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-def _messages(text: str, end: re.Pattern[str]) -> list[tuple[str, str]]:
-    """Header and body of each message. A message without a body's mark is all body: who wrote it knows no channels."""
-    found: list[tuple[str, str]] = []
-    for piece in _NEXT.split(text):
-        header, mark, body = piece.partition(_BODY)
+class _Message(NamedTuple):
+    """A message of an answer."""
+
+    header: str
+    body: str
+    span: tuple[int, int]
+    """Its place in the answer's text, with its frame."""
+
+    @property
+    def recipient(self) -> str | None:
+        found = _RECIPIENT.search(self.header)
+        return found.group(1) if found else None
+
+    @property
+    def channel(self) -> str | None:
+        found = _CHANNEL.search(self.header)
+        return found.group(1) if found else None
+
+
+def _messages(text: str, end: re.Pattern[str]) -> list[_Message]:
+    """The messages in order. One without a body's mark is all body: who wrote it knows no channels."""
+    marks = list(_NEXT.finditer(text))
+    begins, ends = [(0, 0), *(mark.span() for mark in marks)], [*(mark.start() for mark in marks), len(text)]
+    found: list[_Message] = []
+    for (start, after), stop in zip(begins, ends, strict=True):
+        header, mark, body = text[after:stop].partition(_BODY)
         if not mark:
-            header, body = "", piece
-        found.append((header, end.split(body, maxsplit=1)[0]))
+            header, body = "", text[after:stop]
+        found.append(_Message(header, end.split(body, maxsplit=1)[0], (start, stop)))
     return found
 
 
 def _read_harmony(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
     thoughts, said, turn = list[str](), list[str](), ParsedTurn("")
-    for header, body in _messages(text, _HARMONY_END):
-        recipient = _RECIPIENT.search(header)
-        channel = _CHANNEL.search(header)
-        if recipient is not None:
-            _add_harmony_call(recipient.group(1).removeprefix("functions."), body, turn)
-        elif channel is not None and channel.group(1) == "analysis":
-            thoughts.append(body)
+    for message in _messages(text, _HARMONY_END):
+        if message.recipient is not None:
+            _add_harmony_call(message.recipient.removeprefix("functions."), message.body, turn)
+        elif _thinks_harmony(message):
+            thoughts.append(message.body)
         else:
-            said.append(body)
+            said.append(message.body)
     return _turn(thoughts, said, turn)
+
+
+def _thinks_harmony(message: _Message) -> bool:
+    return message.recipient is None and message.channel == "analysis"
 
 
 def _add_harmony_call(name: str, body: str, turn: ParsedTurn) -> None:
@@ -77,10 +100,9 @@ def _write_harmony(calls: Sequence[Mapping[str, Any]]) -> str:
 
 def _read_muse(text: str, schemas: Schemas) -> ParsedTurn:
     thoughts, said, turn = list[str](), list[str](), ParsedTurn("")
-    for header, body in _messages(text, _MUSE_END):
-        recipient = _RECIPIENT.search(header)
-        who = recipient.group(1) if recipient else "user"
-        if who == "self":
+    for message in _messages(text, _MUSE_END):
+        body, who = message.body, message.recipient or "user"
+        if _thinks_muse(message):
             thoughts.append(body)
         elif who == "user":
             said.append(body)
@@ -91,6 +113,10 @@ def _read_muse(text: str, schemas: Schemas) -> ParsedTurn:
             if not (called.tool_calls or called.invalid_tool_calls):
                 add_invalid(who, body, "the message to a tool holds no call", turn)
     return _turn(thoughts, said, turn)
+
+
+def _thinks_muse(message: _Message) -> bool:
+    return message.recipient == "self"
 
 
 def _write_muse(calls: Sequence[Mapping[str, Any]]) -> str:
@@ -109,6 +135,7 @@ HARMONY = CallForm(
     read=_read_harmony,
     write=_write_harmony,
     shown_after="<|channel|>final<|message|>",
+    thought_spans=lambda text: [m.span for m in _messages(text, _HARMONY_END) if _thinks_harmony(m)],
 )
 MUSE = CallForm(
     "muse",
@@ -117,4 +144,5 @@ MUSE = CallForm(
     read=_read_muse,
     write=_write_muse,
     shown_after=" to=user<|message|>",
+    thought_spans=lambda text: [m.span for m in _messages(text, _MUSE_END) if _thinks_muse(m)],
 )

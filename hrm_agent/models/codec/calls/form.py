@@ -55,6 +55,8 @@ class CallForm:
     """Text before and after an undecodable call, where the record has what stands between."""
     shown_after: str = ""
     """Spelling before the words of an answer that has channels; empty for forms without channels."""
+    thought_spans: Callable[[str], list[tuple[int, int]]] | None = None
+    """Places of the thoughts in an answer's text, frames included, for forms with channels."""
     opening: tuple[str, ...] = ()
     """Spellings that make an answer a call where it begins with one. They are ordinary text elsewhere, and read only
     where tools are offered."""

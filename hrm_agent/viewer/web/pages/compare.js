@@ -11,8 +11,9 @@
     if (item.kind === "turn") return plain(item.prompt);
     if (item.kind === "tool") return plain(item.code) || argumentText(item.arguments);
     const calls = (item.code_calls || []).map((call) => `${call.name}: ${programOf(call.arguments) ?? argumentText(call.arguments)}`);
-    return [plain(item.reasoning), plain(item.text), ...calls].filter(Boolean).join("\n\n");
+    return [plain(item.text), ...calls].filter(Boolean).join("\n\n");
   };
+  const thoughtsOf = (item) => hrm.parts.plain(item.reasoning);
   const shownOf = (item) => hrm.parts.plain(item.content) || [item.stdout, item.stderr, item.value].map(hrm.parts.plain).filter(Boolean).join("\n");
 
   function Side({ item, other, side, place, id }) {
@@ -20,11 +21,13 @@
     if (!item) return html`<div class="pair-side absent muted">no such step</div>`;
     const name = item.kind === "tool" ? item.name : item.kind === "turn" ? "person" : item.node || item.role;
     const pair = (of) => (side === "a" ? [of(item), other ? of(other) : of(item)] : [other ? of(other) : of(item), of(item)]);
-    const [a, b] = pair(textOf), [from, to] = pair(shownOf);
+    const [a, b] = pair(textOf), [from, to] = pair(shownOf), [before, after] = pair(thoughtsOf);
     return html`<div class=${`pair-side ${item.kind}`}>
       <p class="pair-head">${item.kind === "tool" ? html`<${Mark} status=${item.status} />` : null}
         <a href=${hrm.link("trajectory", { place, id, item: item.id })}><${Text} of=${name} /></a>
         <span class="muted small">${[item.sampled_tokens ? `${item.sampled_tokens} tok` : "", item.seconds == null ? "" : format.seconds(item.seconds)].filter(Boolean).join(" · ")}</span></p>
+      ${thoughtsOf(item) ? html`<${hrm.parts.Part} title="Thoughts" folded note=${before === after ? "the same" : "they differ"}>
+        <${WordDiff} a=${before} b=${after} side=${side} /><//>` : null}
       <${WordDiff} a=${a} b=${b} side=${side} />
       ${item.kind === "tool" ? html`<div class="pair-output"><${WordDiff} a=${from} b=${to} side=${side} /></div>` : null}
     </div>`;

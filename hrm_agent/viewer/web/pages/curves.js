@@ -21,6 +21,7 @@
       ["Tool error among the correct", "share", [["rollout/correct_with_tool_error", "all"], ["select/correct_with_tool_error", "kept"]], { zero: true, as: share }],
       ["Tool calls", "a rollout", [["rollout/tool_calls", ""]], { zero: true }],
       ["Sampled tokens", "a rollout", [["rollout/sampled_tokens", "mean"], ["rollout/sampled_tokens_p90", "p90"], ["rollout/sampled_tokens_max", "max"]], { zero: true, as: (value) => format.number(value, 1) }],
+      ["Training sequences", "a rollout", [["rollout/sequences", ""]], { zero: true, as: (value) => format.number(value, 1) }],
       ["Ended at a limit, failed", "share", [["rollout/truncated", "limit"], ["rollout/failed", "failed"]], { zero: true, as: share }],
     ]],
     ["Policy and time", [

@@ -102,6 +102,7 @@
         ["graph", html`<${Text} of=${header.graph} />`], ["policy", html`<${Text} of=${header.policy} />`],
         ["task", html`<${Text} of=${`${header.task.family} ${header.task.id}`} />`],
         ["model calls", counts.model_calls], ["tool calls", counts.tool_calls], ["tokens", counts.tokens],
+        ["thoughts", counts.reasoning_tokens ? `${counts.reasoning_tokens} of these` : null],
         ["time", seconds(counts.seconds)], ["cost", counts.cost], ["trajectory", html`<code><${Text} of=${header.trajectory} /></code>`],
         ["thread", html`<code><${Text} of=${header.thread} /></code>`],
       ]} />

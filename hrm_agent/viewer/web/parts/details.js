@@ -31,6 +31,14 @@
     </details>`;
   }
 
+  /* What a model thought: closed at first, and never part of what it said. */
+  function Thoughts({ value, place }) {
+    if (!plain(value)) return null;
+    const chars = value.chars ?? plain(value).length;
+    return html`<${Part} title="Thoughts" folded note=${`${chars.toLocaleString("en")} characters`}>
+      <${hrm.ui.Cut} value=${value} place=${place} /><//>`;
+  }
+
   /* JSON as people read it; a text that is cut, or no JSON, as it stands. */
   function pretty(value) {
     if (value === null || typeof value !== "object") return value;
@@ -73,6 +81,7 @@
     return html`<article class=${`message ${kind}`}>
       <h4>${kind}${message.name ? html` <span class="muted"><${Text} of=${message.name} /></span>` : null}
         ${message.status === "error" ? html` <${Mark} status="error" />` : null}</h4>
+      <${Thoughts} value=${message.reasoning} place=${place} />
       <${Cut} value=${message.text} place=${place} />
       ${(message.tool_calls || []).map((call) => html`<div class="asked" key=${call.id}>
         <span class="muted">calls </span><strong><${Text} of=${call.name} /></strong>
@@ -97,6 +106,7 @@
         ["model", html`<${Text} of=${item.model || ""} />`],
         ["weights", item.policy_version || item.credit != null ? `version ${item.policy_version}` : null],
         ["sampled", item.sampled_tokens ? `${item.sampled_tokens} tokens` : null],
+        ["thoughts", item.reasoning_tokens ? `${item.reasoning_tokens} of these` : null],
         ["prompt", item.prompt_tokens ? `${item.prompt_tokens} tokens` : null],
         ["time", seconds(item.seconds)],
         ["queued", item.queue_seconds >= 0.001 ? seconds(item.queue_seconds) : null],
@@ -111,7 +121,7 @@
         ${item.problem ? html`<p class="warning"><${Text} of=${item.problem} /></p>` : news.length ? news.map((message, index) => html`<${Message} key=${index} message=${message} place=${place} />`)
           : html`<p class="muted">${item.request_known ? "Nothing new: only what was seen before." : "The messages of this prompt are not on record."}</p>`}
       <//>
-      ${item.reasoning ? html`<${Part} title="Reasoning"><${Cut} value=${item.reasoning} place=${place} /><//>` : null}
+      <${Thoughts} value=${item.reasoning} place=${place} />
       ${said || !(item.code_calls || []).length
         ? html`<${Part} title="Answer of the model">${said ? html`<${Cut} value=${item.text} place=${place} />`
           : html`<p class="muted">It wrote no text.</p>`}<//>` : null}
@@ -194,5 +204,5 @@
     return [...of, ...more];
   }
 
-  hrm.parts = { ...hrm.parts, Details, Facts, Json, Judgement, Mark, Message, Part, crumbsOf, number, programOf, seconds };
+  hrm.parts = { ...hrm.parts, Details, Facts, Json, Judgement, Mark, Message, Part, Thoughts, crumbsOf, number, programOf, seconds };
 })();

@@ -20,7 +20,7 @@
     if (item.kind === "turn") return inLine(plain(item.prompt));
     if (item.kind === "tool") return inLine(plain(item.code) || argumentText(item.arguments));
     const said = inLine(plain(item.text));
-    return said || (item.code_calls || []).map((call) => call.name).join(", ");
+    return said || (item.code_calls || []).map((call) => call.name).join(", ") || (plain(item.reasoning) ? "thoughts only" : "");
   }
 
   const argumentText = (value) => (value == null ? "" : typeof value === "string" ? value
