@@ -20,7 +20,7 @@ WORKERS ?= $(shell n=$$(( ($(CORES) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
 BENCHMARKS := training_step engine engine_share rollout_profile environment store orchestration processes ray_workers chunking demo retrieval_index retrieval_shown arc_policy rescoring anyones_agents distillation learning simulate viewer on_gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help python setup demo system check quick style types test slow vllm lint format policy bench docs site clean
+.PHONY: help python setup demo system check quick style types test slow model vllm lint format policy bench docs site clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -66,6 +66,9 @@ test: system style ## lint, types, and the default tests; installs the servers t
 # Only files with such a test: to read the others takes as long as ten of them.
 slow: system $(STAMP) ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) $$(grep -rlw --include='test_*.py' mark.slow tests)
+
+model: $(STAMP) ## the real model that slow tests ask, in the user's cache (SmolLM2-135M-Instruct, 0.5 GB)
+	$(BIN)/python -m tests.support.real_model
 
 vllm: python ## the vLLM server that slow tests talk to, in an environment of its own (.venv-vllm, 2 GB)
 	PYTHON=$(PYTHON) PIP_ARGS="$(PIP_ARGS)" tests/support/vllm/install

@@ -2,9 +2,9 @@
 
 Tests that read the shared data sets are marked `shared_data`, those on published tokenizers `real_tokenizers`; those on
 PostgreSQL or MediaWiki are recognised by their fixtures and parameters, and marked `server`; those in a browser by the
-fixture `browser`; those that need a delegated cgroup are marked `cgroup`. Where the data, the tokenizers, a server, the
-browser or a cgroup is missing they are deselected, and one line says how many and what to do; where `CI=true` all are
-demanded but the cgroup.
+fixture `browser`; those that ask a real model by the fixture `real_model`; those that need a delegated cgroup are
+marked `cgroup`. Where the data, the tokenizers, a server, the browser, the model or a cgroup is missing they are
+deselected, and one line says how many and what to do; where `CI=true` all are demanded but the cgroup.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.testing import loopback_only
 from tests.support import postgres as postgresql
+from tests.support import real_model as smollm2
 from tests.support import real_tokenizers
 from tests.support.browser import MISSING as NO_BROWSER
 from tests.support.browser import find_browser
@@ -114,6 +115,12 @@ def ray_cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def real_model() -> str:
+    """Model string of SmolLM2-135M-Instruct, which is in the user's cache."""
+    return smollm2.NAME
+
+
+@pytest.fixture(scope="session")
 def wiki_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServer]:
     """A MediaWiki of this process, with the pages of `tests.support.wiki.pages`."""
     own = tmp_path_factory.mktemp("wiki") / "served"
@@ -135,8 +142,7 @@ def parts_of(item: pytest.Item) -> set[str]:
         parts.add("postgres")
     if "mediawiki" in given or "wiki_server" in fixtures:
         parts.add("wiki")
-    if "browser" in fixtures:
-        parts.add("browser")
+    parts |= {"browser", "real_model"} & set(fixtures)
     return parts | (SHELLS & set(given))
 
 
@@ -151,6 +157,8 @@ def missing(part: str) -> str:
             return real_tokenizers.missing()
         case "browser":
             return "" if find_browser() else NO_BROWSER
+        case "real_model":
+            return smollm2.missing()
         case "postgres":
             return "" if postgresql.find_server() else postgresql.MISSING
         case "zsh" | "fish":

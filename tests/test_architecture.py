@@ -84,6 +84,7 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.async_bridge",
         "hrm_agent.bounded",
         "hrm_agent.errors",
+        "hrm_agent.files",
         "hrm_agent.guarded_loop",
         "hrm_agent.http_client",
         "hrm_agent.trajectory",

@@ -123,6 +123,8 @@ def _named(asked: ModelString, options: LoadOptions) -> str:
     """The model string of the same weights, from any folder, with options."""
     usual = LoadOptions()
     base = asked.base if asked.scheme else str(Path(asked.name).resolve())
+    if asked.scheme == "gguf":
+        base = f"gguf:{Path(asked.name).resolve()}"
     given = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
     asked_for = {key: value for key, value in given.items() if value != getattr(usual, key)} | asked.codec.query()
     shown = [f"{key}={quote(value)}" for key, value in asked_for.items()]

@@ -19,11 +19,15 @@ from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.adapter_folder import on_its_base
+from hrm_agent.models.cached.folders import read_card
+from hrm_agent.models.cached.gguf_file import converted_folder
+from hrm_agent.models.cached.gguf_head import GgufFacts, read_facts
+from hrm_agent.models.cached.known import fetched_folder
 from hrm_agent.models.capabilities import Capabilities, Lack, Speech
 from hrm_agent.models.current_policy import Backend
 from hrm_agent.models.engine import Engine, GenerationRequest
 from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
-from hrm_agent.models.policy_loader import load_codec, load_policy, local_folder, model_folder
+from hrm_agent.models.policy_loader import load_codec, load_policy, local_folder, trainable_weights
 from hrm_agent.models.vllm.server import parse_address
 from hrm_agent.trajectory import LogprobKind, Sampling
 
@@ -36,6 +40,7 @@ _PACKAGES = (
     ("llguidance", "structured output", "train"),
     ("bitsandbytes", "4-bit and 8-bit loading", "quant"),
     ("peft", "adapters", "adapters"),
+    ("gguf", "GGUF files", "gguf"),
 )
 
 
@@ -55,6 +60,8 @@ class ModelCheck:
     """The first words that it says; None where it was not asked."""
     trained_by_adapter: bool = False
     """The weights as loaded cannot be trained; an adapter on them can (`--lora-rank`)."""
+    origin: str | None = None
+    """Source of the weights, in words; None unless they are in the cache or in a GGUF file."""
 
 
 def check_model(text: str, *, load: bool = True) -> ModelCheck:
@@ -62,20 +69,38 @@ def check_model(text: str, *, load: bool = True) -> ModelCheck:
     asked = parse_model(text)
     if not load:
         read = _read(asked)
-        return ModelCheck(text, False, read, trained_by_adapter=not read.trainable and _takes_adapter(text))
+        by_adapter = not read.trainable and _takes_adapter(text)
+        return ModelCheck(text, False, read, trained_by_adapter=by_adapter, origin=_origin(asked))
     begun = time.monotonic()
     backend = load_policy(text)
     seconds = time.monotonic() - begun
     told = _told(backend, asked)
     answer = _ask(backend) if told.token_ids and told.kind != "scripted" else None
     by_adapter = not told.trainable and _takes_adapter(text)
-    return ModelCheck(text, True, told, seconds, answer, by_adapter)
+    return ModelCheck(text, True, told, seconds, answer, by_adapter, _origin(asked))
 
 
 def _takes_adapter(text: str) -> bool:
     with suppress(ModelError):
-        return bool(model_folder(text, adapter=True))
+        return bool(trainable_weights(text, adapter=True))
     return False
+
+
+def _origin(asked: ModelString) -> str | None:
+    asked = on_its_base(asked) if asked.local else asked
+    if asked.scheme not in ("fetched", "gguf"):
+        return None
+    folder = fetched_folder(asked.name) if asked.scheme == "fetched" else converted_folder(Path(asked.name))
+    card = None if folder is None else read_card(folder)
+    if card is not None:
+        return f"{card.title} ({card.origin}), in {folder}"
+    facts = _gguf_facts(asked)
+    return None if facts is None else f"GGUF file: {facts}; not converted yet"
+
+
+def _gguf_facts(asked: ModelString) -> GgufFacts | None:
+    """Head of a GGUF file; None without the package that reads it."""
+    return read_facts(Path(asked.name)) if find_spec("gguf") else None
 
 
 def _told(backend: Backend, asked: ModelString) -> Capabilities:
@@ -123,12 +148,14 @@ def _without_loading(asked: ModelString) -> Capabilities:
 
 def _local(asked: ModelString) -> Capabilities:
     asked = on_its_base(asked)
-    options, folder = asked.options, Path(local_folder(asked))
+    options = asked.options
     needed = {"torch", "transformers", "llguidance"}
     needed |= {"bitsandbytes"} if options.load else set()
     needed |= {"peft"} if options.adapter else set()
-    known = _configuration(folder) if folder.is_dir() else {}
-    speech = _speech(asked) if folder.is_dir() and find_spec("transformers") else None
+    needed |= {"gguf"} if asked.scheme == "gguf" and converted_folder(Path(asked.name)) is None else set()
+    longest, parameters = _sizes(asked)
+    loaded = asked.scheme != "gguf" and Path(local_folder(asked)).is_dir() and find_spec("transformers") is not None
+    speech = _speech(asked) if loaded else None
     return Capabilities(
         kind="transformers",
         tools=None if speech is None else not any(fault.about_tools for fault in speech.faults),
@@ -140,7 +167,8 @@ def _local(asked: ModelString) -> Capabilities:
         quantized=options.load,
         dtype=None if options.dtype == "auto" else options.dtype,
         device=None if options.device == "auto" else options.device,
-        max_length=known.get("max_position_embeddings"),
+        max_length=longest,
+        parameters=parameters,
         speech=speech,
         lacks=tuple(_lack(*row) for row in _PACKAGES if row[0] in needed and find_spec(row[0]) is None),
     )
@@ -149,6 +177,15 @@ def _local(asked: ModelString) -> Capabilities:
 def _speech(asked: ModelString) -> Speech | None:
     """How a model of this machine is spoken to: its tokenizer is read, and no weights."""
     return getattr(load_codec(asked.text), "speech", None)
+
+
+def _sizes(asked: ModelString) -> tuple[int | None, int | None]:
+    """Longest conversation and number of parameters, as far as they can be read without the weights."""
+    if asked.scheme == "gguf" and (facts := _gguf_facts(asked)) is not None:
+        return facts.context, facts.parameters
+    folder = None if asked.scheme == "gguf" else Path(local_folder(asked))
+    known = _configuration(folder) if folder is not None and folder.is_dir() else {}
+    return known.get("max_position_embeddings"), None
 
 
 def _configuration(folder: Path) -> dict[str, Any]:

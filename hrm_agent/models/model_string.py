@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, fields
 from urllib.parse import unquote
 
 from hrm_agent.errors import ModelError, nearest
+from hrm_agent.models.cached.known import KNOWN_MODELS
 
 __all__ = ["CodecOptions", "LoadOptions", "ModelString", "codec_options", "is_folder", "parse_model"]
 
-_LOCAL = ("", "builtin", "hf")
+_LOCAL = ("", "builtin", "fetched", "gguf", "hf")
 """Schemes of weights that are loaded here; the empty one is a folder's."""
 _OWN_OPTIONS = ("vllm",)
 """Schemes whose engines read their options themselves."""
@@ -71,7 +72,7 @@ class ModelString:
     text: str
     """The whole, as recorded."""
     scheme: str
-    """`builtin`, `hf`, `vllm`, `scripted` or a provider's; empty for a folder."""
+    """`builtin`, `hf`, `gguf`, `vllm`, `scripted` or a provider's; empty for a folder, `fetched` for a known model."""
     name: str
     """Without scheme and options."""
     options: LoadOptions = field(default=LoadOptions())
@@ -87,7 +88,7 @@ class ModelString:
     @property
     def base(self) -> str:
         """The string without its options."""
-        return f"{self.scheme}:{self.name}" if self.scheme else self.name
+        return self.name if self.scheme in ("", "fetched") else f"{self.scheme}:{self.name}"
 
 
 def parse_model(text: str) -> ModelString:
@@ -97,7 +98,7 @@ def parse_model(text: str) -> ModelString:
     base, asked, query = text.partition("?")
     scheme, colon, rest = base.partition(":")
     if not colon or is_folder(base):
-        scheme, rest = "", base
+        scheme, rest = "fetched" if base in KNOWN_MODELS and not is_folder(base) else "", base
     if scheme in _OWN_OPTIONS:
         return ModelString(text, scheme, text.partition(":")[2])
     if scheme not in _LOCAL:

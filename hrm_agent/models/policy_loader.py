@@ -5,6 +5,8 @@
 | `builtin:trained`, `builtin:cold-start`, `builtin:roles-cold-start` | the small policies that the package ships |
 | a folder | a model or an adapter saved by training, or any causal LM in Hugging Face's layout |
 | `hf:NAME` | a causal LM from the Hugging Face hub |
+| `smollm2-135m` | a small real model, once `hrm-agent models get smollm2-135m` has fetched it |
+| `gguf:FILE` | the weights and the tokenizer of a GGUF file |
 | one of these and `?load=nf4&adapter=PATH` | the same, loaded in another way (`hrm_agent.models.model_string`) |
 | `vllm:URL` | a causal LM on a vLLM server |
 | `scripted:FILE` | answers from a file, one JSON string a line: for trying out a graph |
@@ -23,6 +25,8 @@ from pathlib import Path
 from hrm_agent.async_bridge import may_block
 from hrm_agent.errors import ModelError, nearest, to_install
 from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base, rank_on_record
+from hrm_agent.models.cached.gguf_file import folder_of_gguf
+from hrm_agent.models.cached.known import KNOWN_MODELS, fetched_folder
 from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
 from hrm_agent.models.model_string import LoadOptions, ModelString, is_folder, parse_model
@@ -37,6 +41,7 @@ __all__ = [
     "loaded_policy",
     "local_folder",
     "model_folder",
+    "trainable_weights",
 ]
 
 BUILTIN_POLICIES = ("cold-start", "roles-cold-start", "trained")
@@ -75,7 +80,7 @@ def loaded_policy(name: str) -> Backend | None:
 def _key(name: str) -> tuple[int, str, str]:
     """One string names another model in another folder if it holds a path that is relative to it."""
     scheme, colon, path = name.partition(":")
-    by_path = not colon or "?" in name or (scheme in ("scripted", "vllm") and "://" not in name)
+    by_path = not colon or "?" in name or (scheme in ("gguf", "scripted", "vllm") and "://" not in name)
     if not by_path or Path(path if colon else name).is_absolute():
         return os.getpid(), "", name
     with may_block():  # it waits for nobody
@@ -116,7 +121,12 @@ def load_codec(name: str) -> Codec:
 
 
 def model_folder(name: str, *, adapter: bool = False) -> str:
-    """The folder, or the hub's name, of weights that are to be trained. Raises `ModelError`.
+    """The folder, or the hub's name, of weights that are to be trained (`trainable_weights`). Raises `ModelError`."""
+    return local_folder(trainable_weights(name, adapter=adapter))
+
+
+def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
+    """The weights that a training of `name` loads. Raises `ModelError` for a string that cannot be trained.
 
     Options say how weights are loaded to answer; a trainer needs them whole, in its own precision, and as one model.
     Where it trains an `adapter` on weights that stay as they are, those may be in 4 bits, and the folder of an adapter
@@ -140,7 +150,7 @@ def model_folder(name: str, *, adapter: bool = False) -> str:
             )
     in_4_bits = asked.options == LoadOptions(load="nf4")
     if asked.options == LoadOptions() or (adapter and in_4_bits):
-        return local_folder(whole)
+        return whole
     if adapter:
         raise ModelError(
             f"{name!r} cannot be trained: an adapter is trained on weights as they are stored or in 4 bits, and the"
@@ -154,7 +164,7 @@ def model_folder(name: str, *, adapter: bool = False) -> str:
     )
 
 
-_TRAINABLE = "What can be trained: a model folder, hf:NAME, or a built-in policy such as builtin:cold-start."
+_TRAINABLE = "What can be trained: a model folder, hf:NAME, gguf:FILE, or a built-in policy such as builtin:cold-start."
 
 
 def _not_ours(scheme: str) -> str:
@@ -166,6 +176,7 @@ def _not_ours(scheme: str) -> str:
 
 
 def local_folder(asked: ModelString) -> str:
+    """The folder, or the hub's name, of weights that are loaded here; a GGUF file is converted. Raises `ModelError`."""
     rest = asked.name
     if asked.scheme == "builtin":
         if rest not in BUILTIN_POLICIES:
@@ -178,11 +189,15 @@ def local_folder(asked: ModelString) -> str:
         return str(_SHIPPED / rest)
     if asked.scheme == "hf" and rest:
         return rest
+    if asked.scheme == "gguf" and rest:
+        return str(folder_of_gguf(Path(rest)))
+    if asked.scheme == "fetched":
+        return str(fetched_folder(rest))
     if asked.scheme or not is_folder(rest):
-        raise ModelError(
-            f"There is no model folder {asked.base!r}.",
-            "Name a folder, builtin:trained, hf:NAME, or a provider's model such as openai:gpt-5.",
-        )
+        hint = "Name a folder, builtin:trained, hf:NAME, or a provider's model such as openai:gpt-5."
+        if rest.endswith(".gguf"):
+            hint = f"Write gguf:{rest} for a GGUF file."
+        raise ModelError(f"There is no model folder {asked.base!r}.", f"{nearest(rest, KNOWN_MODELS)} {hint}".strip())
     return rest
 
 

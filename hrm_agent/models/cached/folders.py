@@ -1,0 +1,188 @@
+"""Folders of the user's cache: each is whole or missing, and has a card with the sizes and hashes of its files.
+
+A folder is filled beside its place under a lock, written through to the disk, then renamed. A process that is killed
+leaves the place as it was; what it left beside it is removed by the next one. Sizes are compared at every load, since
+that costs nothing; hashes where a model is asked for again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import ModelError
+from hrm_agent.files import locked_folder
+from hrm_agent.models.slow_start import told_if_slow
+
+__all__ = [
+    "CARD_FILE",
+    "Card",
+    "FileFacts",
+    "check_sizes",
+    "differing_file",
+    "fill_folder",
+    "models_cache",
+    "read_card",
+    "sha256_of",
+]
+
+CARD_FILE = "card.json"
+"""Name of the card in a model's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """Size and content of one file."""
+
+    bytes: int
+    """Size."""
+    sha256: str
+    """Hexadecimal digest of the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Where the files of a cached model come from."""
+
+    title: str
+    """Name of the model, such as `SmolLM2-135M-Instruct`."""
+    source: str
+    """`hub`, `wheel` or `gguf`."""
+    origin: str
+    """Source in words, with its revision or version."""
+    license: str | None
+    """SPDX identifier; None if the source names none."""
+    made_with: dict[str, str] = field(default_factory=dict[str, str])
+    """Package -> version that wrote the files; empty for files that were downloaded as they are."""
+    source_sha256: str | None = None
+    """Digest of the wheel or the GGUF file that the files were made from; None for files that were downloaded."""
+    files: dict[str, FileFacts] = field(default_factory=dict[str, FileFacts])
+    """Name -> facts of each file but the card."""
+
+
+def models_cache() -> Path:
+    """`hrm-agent/models` in `XDG_CACHE_HOME`, or in `~/.cache` where that is unset or relative."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "hrm-agent" / "models"
+
+
+def read_card(folder: Path) -> Card | None:
+    """The card of a model's folder; None where there is no folder, or it has no card that can be read."""
+    try:
+        read: dict[str, Any] = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
+        files = {name: FileFacts(**facts) for name, facts in read.pop("files").items()}
+        return Card(**read, files=files)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def check_sizes(folder: Path, card: Card, remedy: str) -> None:
+    """Raise `ModelError`, with `remedy`, where a file is missing or has another size than when it was written."""
+    for name, facts in card.files.items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError:
+            raise ModelError(f"The file {name} of the model in {folder} is missing.", remedy) from None
+        if size != facts.bytes:
+            raise ModelError(
+                f"The file {name} of the model in {folder} was changed: it has {size:,} bytes instead of"
+                f" {facts.bytes:,}.",
+                remedy,
+            )
+
+
+def differing_file(folder: Path, card: Card) -> str | None:
+    """Name of a file whose content is not the one on the card; None where all are as they were written."""
+    for name, facts in card.files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != facts.bytes or sha256_of(path) != facts.sha256:
+            return name
+    return None
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fill_folder(folder: Path, fill: Callable[[Path], Card], ready: Callable[[], bool]) -> bool:
+    """Make a folder: `fill` writes the files into an empty one and gives the card without them.
+
+    False if `ready` holds once no other process is at work: that one made the folder. Raises `ModelError` where the
+    cache cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.parent):
+            if ready():
+                return False
+            with _empty_beside(folder) as part:
+                card = fill(part)
+                _finish(part, card)
+                _put(part, folder)
+            return True
+    except OSError as error:
+        raise ModelError(
+            f"The model's folder {folder} cannot be written: {error}.",
+            "Make room, or set XDG_CACHE_HOME to a folder that can be written.",
+        ) from error
+
+
+@contextmanager
+def _alone(cache: Path) -> Generator[None]:
+    """One process at a time makes folders in the cache; the lock goes with its process, however that ends."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked_folder(cache, fcntl.LOCK_NB))
+        except BlockingIOError:
+            with told_if_slow(f"another process prepares a model in {cache}; waiting for it", 1.0):
+                held.enter_context(locked_folder(cache))
+        yield
+
+
+@contextmanager
+def _empty_beside(folder: Path) -> Generator[Path]:
+    """An empty folder, removed at the end. One that is there already was left by a process that was killed."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _finish(part: Path, card: Card) -> None:
+    """Write the card, and all files through to the disk: a power cut after the rename would empty them."""
+    paths = sorted(path for path in part.iterdir() if path.is_file())
+    files = {path.name: FileFacts(path.stat().st_size, sha256_of(path)) for path in paths}
+    told = json.dumps(asdict(card) | {"files": {name: asdict(facts) for name, facts in files.items()}}, indent=1)
+    (part / CARD_FILE).write_text(told + "\n", encoding="utf-8")
+    for path in (*paths, part / CARD_FILE):
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+
+
+def _put(part: Path, folder: Path) -> None:
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        part.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        part.rename(folder)
+    opened = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

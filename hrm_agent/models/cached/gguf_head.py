@@ -1,0 +1,113 @@
+"""Head of a GGUF file: architecture, types of its tensors, and what a conversion has to know besides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import ModelError, to_install
+
+__all__ = ["GgufFacts", "check_is_gguf", "need_to_convert", "read_facts"]
+
+_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFacts:
+    """What the head of a GGUF file says."""
+
+    architecture: str
+    """llama.cpp's name, such as `llama` or `qwen2`."""
+    title: str | None
+    """Name that the file gives the model (None if it gives none)."""
+    license: str | None
+    """SPDX identifier (None if the file names none)."""
+    stored: str
+    """Type that most weights are stored in, such as `Q4_1`."""
+    types: frozenset[str]
+    """Types of all tensors."""
+    parameters: int
+    """Number of parameters."""
+    context: int | None
+    """Most tokens of a conversation (None if the file does not say)."""
+    splits_like: str | None
+    """How text is split before it is encoded, as llama.cpp names it (None for other tokenizers than byte-level BPE)."""
+    rope_scaling: str | None
+    """Kind of rotary scaling: `yarn`, `linear`, `longrope`, or `factors` for a tensor of factors (None without)."""
+    rope_factors: tuple[float, ...] | None
+    """Divisors of the rotary frequencies, one for two dimensions of a head (None if there is no such tensor)."""
+
+    def __str__(self) -> str:
+        return f"{self.architecture}, {self.parameters:,} parameters in {self.stored}"
+
+
+def need_to_convert(what: str, packages: Sequence[str] = ("gguf", "torch", "transformers")) -> None:
+    """Raise `ModelError`, with the command that installs it, where a package for a conversion is missing."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ModelError(f"{what} needs the package {package}.", f"Run `{to_install('gguf')}`.")
+
+
+def read_facts(file: Path) -> GgufFacts:
+    """Read the head of a GGUF file; about a second for each 25,000 tokens of its vocabulary. Raises `ModelError`."""
+    check_is_gguf(file)
+    need_to_convert(f"The GGUF file {file}", ["gguf"])
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(file)
+    except (ValueError, IndexError, KeyError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"The GGUF file {file} is cut short or damaged: its {file.stat().st_size:,} bytes do not hold the tensors"
+            " that its head names.",
+            "Download it again.",
+        ) from error
+
+    def said(key: str) -> Any:
+        field = reader.get_field(key)
+        return None if field is None else field.contents()
+
+    architecture = said("general.architecture")
+    if not isinstance(architecture, str):
+        raise ModelError(f"The GGUF file {file} does not name its architecture.", "Use a file with a model's weights.")
+    if (said("split.count") or 1) > 1:
+        raise ModelError(
+            f"The GGUF file {file} is one of {said('split.count')} parts.",
+            "Join them by `llama-gguf-split --merge`, and name the whole file.",
+        )
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    elements = Counter[str]()
+    for tensor in tensors.values():
+        elements[tensor.tensor_type.name] += int(tensor.n_elements)
+    scaling = said(f"{architecture}.rope.scaling.type")
+    ropes = [name for name in tensors if name.startswith("rope_f")]  # rope_freqs, rope_factors_long, ..._short
+    freqs = tensors.get("rope_freqs.weight")
+    return GgufFacts(
+        architecture=architecture,
+        title=said("general.name"),
+        license=said("general.license"),
+        stored=elements.most_common(1)[0][0] if elements else "no tensors",
+        types=frozenset(elements),
+        parameters=elements.total() - sum(int(tensors[name].n_elements) for name in ropes),
+        context=said(f"{architecture}.context_length"),
+        splits_like=(said("tokenizer.ggml.pre") or "") if said("tokenizer.ggml.model") == "gpt2" else None,
+        rope_scaling="factors" if ropes else None if scaling == "none" else scaling,
+        rope_factors=None if freqs is None else tuple(map(float, freqs.data.reshape(-1))),
+    )
+
+
+def check_is_gguf(file: Path) -> None:
+    """Raise `ModelError` where `file` is missing or begins with other bytes than GGUF."""
+    if not file.is_file():
+        raise ModelError(f"There is no GGUF file {str(file)!r}.", "Write gguf:FILE with the path of a .gguf file.")
+    with file.open("rb") as opened:
+        magic = opened.read(len(_MAGIC))
+    if magic != _MAGIC:
+        raise ModelError(
+            f"{str(file)!r} is not a GGUF file: it does not begin with {_MAGIC.decode()}.",
+            "Name a .gguf file of llama.cpp's; a model in another format is a folder, or hf:NAME.",
+        )
