@@ -49,6 +49,16 @@ class CodecOptions:
     """Form of tool calls by name, or `prompted` (None: it is found by what the template writes)."""
     thoughts: str | None = None
     """`keep` leaves the thoughts of earlier turns where they are (None: as the template has it)."""
+    renderer: str | None = None
+    """Renderer of the library `renderers` in the place of the template, or `auto` (None: the template)."""
+
+    def __post_init__(self) -> None:
+        """Raises `ModelError` for a template and a renderer at once."""
+        if self.template is not None and self.renderer is not None:
+            raise ModelError(
+                f"?template={self.template} and ?renderer={self.renderer} are given at once.",
+                "Name one: a renderer takes the place of the template.",
+            )
 
     def query(self) -> dict[str, str]:
         """What was given, as options of a model string."""

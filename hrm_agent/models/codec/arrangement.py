@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from hrm_agent.models.codec.thoughts import reasoning_of
 __all__ = ["Arranging", "Guards", "thoughts_and_content"]
 
 Turn = dict[str, Any]
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _INSTRUCTIONS = """\
 You can use tools. To use one, write the call as JSON between tags, and end your turn:
 <tool_call>{{"name": "the tool's name", "arguments": {{"its argument": "value"}}}}</tool_call>
@@ -106,7 +108,7 @@ class Arranging:
         return {"type": "function", "id": self._id(call["id"]), "function": guarded}
 
     def _id(self, call_id: str | None) -> str:
-        if self.dialect.shape.short_ids:
+        if self.dialect.shape.short_ids and not _SHORT_ID.fullmatch(str(call_id)):
             return hashlib.sha256(str(call_id).encode(errors="replace")).hexdigest()[:9]
         return self.guards.text(str(call_id))
 

@@ -43,13 +43,13 @@ from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec, ParsedTurn, TemplateMismatch
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["ChatTemplateCodec", "PolicyCodec", "StreamDecoder"]
+__all__ = ["KEEPING", "ChatTemplateCodec", "PolicyCodec", "StreamDecoder"]
 
 _templates: Any = chat_template_utils
 _REMEMBERED = 4096
 _REMEMBERED_CHARACTERS = 32 << 20
 """Of rendered conversations, with what they were rendered from."""
-_KEEPING = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
+KEEPING = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
 """Variables by which templates are told to keep the thoughts of earlier turns."""
 _STAND_IN = "ANSWER\U0010fffdANSWER"
 """Stands for an answer's words while what follows them is looked for."""
@@ -77,6 +77,8 @@ class ChatTemplateCodec:
     """How the template is spoken to."""
     speech: Speech | None = None
     """What a test of it showed; None where it was not put to any."""
+    written_by: str = "its template"
+    """What writes conversations, in a few words."""
 
     def __init__(
         self, tokenizer: Any, *, tools: str | None = None, keep_thoughts: bool = False, ends: Iterable[int] = ()
@@ -86,11 +88,6 @@ class ChatTemplateCodec:
         `tools`: name of the form of calls (None: it is found). `keep_thoughts`: thoughts of earlier turns stay where
         the template would drop them. `ends`: further tokens that end an answer, as the model's configuration has them.
         """
-        if not getattr(tokenizer, "chat_template", None):
-            raise ModelError(
-                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so it cannot encode a conversation.",
-                "Use an instruction-tuned model, name a template by ?template=FILE, or set `tokenizer.chat_template`.",
-            )
         self.tokenizer = tokenizer
         self.keep_thoughts = keep_thoughts
         self._asked = tools, keep_thoughts, tuple(ends)
@@ -99,7 +96,7 @@ class ChatTemplateCodec:
         self._rendered = BoundedMap[str, tuple[str, str]](_REMEMBERED, _weight, _REMEMBERED_CHARACTERS)
         self._offered = BoundedMap[str, list[Any]](_REMEMBERED // 64)
         self._lock = threading.Lock()
-        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map) | (_KEEPING if keep_thoughts else {})
+        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map) | (KEEPING if keep_thoughts else {})
         added = self._encoder.get_added_tokens_decoder()
         self._added_ids = frozenset(i for i, token in added.items() if token.content.strip())
         special = frozenset(i for i, token in added.items() if token.special) | frozenset(
@@ -107,7 +104,7 @@ class ChatTemplateCodec:
         )
         spellings = {i: added[i].content for i in self._added_ids}
         controls = [spellings[i] for i in special if i in spellings]
-        self.dialect = discover(self._render, controls, self._source(), tools)
+        self.dialect = self._discovered(controls, tools)
         self._name_tokens(special, spellings, self._asked[2])
         self._set_guard(spellings, controls)
         end = added.get(self._frame)
@@ -216,6 +213,10 @@ class ChatTemplateCodec:
         )
 
     # what was found out, as tokens
+
+    def _discovered(self, controls: Sequence[str], tools: str | None) -> Dialect:
+        """How the template is spoken to. Raises `ModelError` where there is none."""
+        return discover(self._render, controls, self._source(), tools)
 
     def _name_tokens(self, special: frozenset[int], spellings: dict[int, str], ends: Iterable[int]) -> None:
         dialect = self.dialect
@@ -446,8 +447,13 @@ class ChatTemplateCodec:
                 raise ModelError(f"Tools cannot be offered to {self._named}: {fault.what}.", fault.hint)
 
     def _source(self) -> str:
-        """All that the tokenizer has of templates, as one text."""
-        template = self.tokenizer.chat_template
+        """All that the tokenizer has of templates, as one text. Raises `ModelError` where it has none."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        if not template:
+            raise ModelError(
+                f"The tokenizer {self.tokenizer.name_or_path!r} has no chat template: it cannot encode a conversation.",
+                "Use an instruction-tuned model, name a template by ?template=FILE, or set `tokenizer.chat_template`.",
+            )
         return template if isinstance(template, str) else "\n".join(map(str, template.values()))
 
 

@@ -110,20 +110,21 @@ class Dialect:
         return self.call if calls else self.answer
 
 
-def discover(render: Render, controls: Sequence[str], source: str, tools: str | None = None) -> Dialect:
+def discover(render: Render, controls: Sequence[str], source: str, tools: str | CallForm | None = None) -> Dialect:
     """Find out how to speak to a template.
 
-    `controls`: spellings of the control tokens. `source`: the template's text. `tools`: name of the form of calls
+    `controls`: spellings of the control tokens. `source`: the template's text. `tools`: the form of calls, or its name
     (None: it is found). Raises `ModelError` where no answer has an end, or where the form that was named is not the one
     that the template writes.
     """
     found = _Probing(render, sorted(controls, key=len, reverse=True), source)
     answer = found.end_of_answer()
     thoughts = found.thoughts()
-    spoken = None if tools == PROMPTED else found.own_tools(None if tools is None else form_named(tools))
-    if spoken is None and tools not in (None, PROMPTED):
+    asked = form_named(tools) if isinstance(tools, str) and tools != PROMPTED else tools
+    spoken = None if isinstance(asked, str) else found.own_tools(asked)
+    if spoken is None and isinstance(asked, CallForm):
         raise ModelError(
-            f"The chat template does not write calls in the form {tools!r}.",
+            f"The chat template does not write calls in the form {asked.name!r}.",
             "Leave ?tools= out, which finds the form, or write ?tools=prompted.",
         )
     shape, form, call = spoken or (found.prompted(), HERMES, answer)
@@ -159,10 +160,12 @@ class _Probing:
                 close = after.partition(_ANSWER)[0].strip()
                 begin = before[_alike(before, self.base) :].strip()
                 if begin:
-                    return Thoughts(begin, close, field)
+                    return Thoughts(_tag(begin, close), close, field, closed=self.base.rstrip().endswith(close))
                 open_, closed, _ = self._last_line().partition(close)
-                return Thoughts(open_.strip(), close, field, opened=not closed, closed=bool(closed))
-        return next((self._known_thoughts(*pair) for pair in _PAIRS if pair[1] in self._source), None)
+                return Thoughts(_tag(open_.strip(), close), close, field, opened=not closed, closed=bool(closed))
+        begun = self.base.rstrip()
+        known = (pair for pair in _PAIRS if pair[1] in self._source or begun.endswith(pair[0]))
+        return next((self._known_thoughts(*pair) for pair in known), None)
 
     def _known_thoughts(self, begin: str, close: str) -> Thoughts:
         """Thoughts of a template that reads them out of the content, or writes them before calls only."""
@@ -185,8 +188,10 @@ class _Probing:
         for shape in self._shapes():
             turns = [_turn("user", _QUESTION), _called(shape)]
             own = self._try(turns, [PROBE_TOOL], header=False)
-            written = own[_alike(own, told) :]
-            form = next((form for form in ((asked,) if asked else FORMS) if _reads(form, written)), None)
+            written = own[_alike(own, told) :].rstrip()
+            unended = written.removesuffix(next((each for each in self._controls if written.endswith(each)), ""))
+            forms = (asked,) if asked else FORMS
+            form = next((form for form in forms if _reads(form, written) or _reads(form, unended)), None)
             if form is not None:
                 result = _result(shape)
                 full = self._try([*turns, result], [PROBE_TOOL])
@@ -269,6 +274,12 @@ class _Probing:
 def _alike(a: str, b: str) -> int:
     """Number of characters with which both begin."""
     return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+
+
+def _tag(found: str, close: str) -> str:
+    """The tag that `close` closes, where what was found is a part of it, or has the end of a header before it."""
+    tag = close.replace("</", "<", 1)
+    return tag if found.endswith(tag) or tag.endswith(found) else found
 
 
 def _turn(role: str, content: str, **more: Any) -> Turn:

@@ -9,7 +9,8 @@ import transformers
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec, PolicyCodec
-from hrm_agent.models.codec.proof import prove
+from hrm_agent.models.codec.proof import Speech, prove
+from hrm_agent.models.codec.renderer_codec import RendererCodec
 from hrm_agent.models.model_string import CodecOptions
 
 __all__ = ["TEXT_PROBE", "ends_of", "load_codec_of", "load_tokenizer", "open_codec"]
@@ -32,25 +33,36 @@ def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> An
             f"The tokenizer of {path_or_name!r} cannot be loaded: {_first_line(error)}",
             "Check the folder, or the name on huggingface.co/models and the network.",
         ) from error
+    if type(tokenizer).__name__ == "MistralCommonBackend":
+        tokenizer = _of_tokenizers(path_or_name)
     if not _gives_text_back(tokenizer):
         tokenizer = _as_in_its_file(path_or_name, tokenizer)
     template = options.template if options is not None else None
     if template is not None:
         tokenizer.chat_template = _read_template(Path(template))
-    _check_template(path_or_name, tokenizer)
+    if options is None or options.renderer is None:
+        _check_template(path_or_name, tokenizer)
     return tokenizer
 
 
 def open_codec(tokenizer: Any, options: CodecOptions | None = None, generation: Any = None) -> PolicyCodec:
     """The codec over a tokenizer. `generation`: the model's `GenerationConfig`, which names further ends of answers.
 
-    Raises `ModelError` for a template that cannot be used, and for a form of calls that is not the template's.
+    Raises `ModelError` for a template or a renderer that cannot be used, and for a form of calls that is not its own.
     """
     options = options or CodecOptions()
-    codec = ChatTemplateCodec(
-        tokenizer, tools=options.tools, keep_thoughts=options.thoughts == "keep", ends=ends_of(generation)
-    )
-    codec.speech = prove(codec, generation)
+    asked: dict[str, Any] = {
+        "tools": options.tools,
+        "keep_thoughts": options.thoughts == "keep",
+        "ends": ends_of(generation),
+    }
+    if options.renderer is None:
+        codec = ChatTemplateCodec(tokenizer, **asked)
+        codec.speech = prove(codec, generation)
+    else:
+        codec = RendererCodec(tokenizer, options.renderer, **asked)
+        codec.speech = prove(codec, generation)
+        _refuse_faulty(options.renderer, codec.speech)
     return codec
 
 
@@ -70,6 +82,20 @@ def ends_of(generation: Any) -> tuple[int, ...]:
     if named is None:
         return ()
     return (named,) if isinstance(named, int) else tuple(cast("list[int]", named))
+
+
+def _of_tokenizers(path_or_name: str) -> Any:
+    """The tokenizer of the `tokenizers` library where mistral-common, which is installed, would read another one.
+
+    A model that comes with Mistral's own file alone gets the template that mistral-common writes for it.
+    """
+    from transformers.integrations.mistral.constants import is_tekken_vocab_filename
+    from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
+
+    found = _library.AutoTokenizer.from_pretrained(path_or_name, mistral_format=False)
+    file = str(found.init_kwargs.get("vocab_file"))
+    made: Any = convert_tekken_tokenizer(file) if is_tekken_vocab_filename(file) and not found.chat_template else found
+    return made
 
 
 def _gives_text_back(tokenizer: Any) -> bool:
@@ -105,6 +131,15 @@ def _check_template(path_or_name: str, tokenizer: Any) -> None:
         raise ModelError(
             f"The tokenizer of {path_or_name!r} has no chat template.",
             "Use an instruction-tuned model, name a template by ?template=FILE, or put chat_template.jinja beside it.",
+        )
+
+
+def _refuse_faulty(renderer: str, speech: Speech) -> None:
+    """A renderer is a choice: one that does not work with tools is refused to those who offer none, too."""
+    if speech.faults:
+        raise ModelError(
+            f"The renderer {renderer!r} cannot be used here: {speech.faults[0].what}.",
+            "Leave ?renderer= out, which uses the model's own template, or try ?tools=prompted beside it.",
         )
 
 

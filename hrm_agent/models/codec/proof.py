@@ -32,10 +32,10 @@ _SETTINGS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typica
 def prove(codec: Any, generation: Any = None) -> Speech:
     """Put a codec over a chat template to the test. `generation`: the model's own `GenerationConfig`."""
     dialect = codec.dialect
-    form = dialect.form.name
+    form = f"{dialect.form.name}, by {codec.written_by}"
     thoughts = dialect.thoughts
     return Speech(
-        tools=f"{PROMPTED}: asked for in the system turn" if dialect.shape.prompted else f"{form}, by its template",
+        tools=f"{PROMPTED}: asked for in the system turn" if dialect.shape.prompted else form,
         thoughts=None if thoughts is None else f"{thoughts.open} ... {thoughts.close}",
         ends=tuple(sorted(codec.tokenizer.convert_ids_to_tokens(sorted(codec.ends)))),
         settings=_settings(generation),

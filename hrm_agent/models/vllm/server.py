@@ -42,7 +42,7 @@ __all__ = [
 
 KEY_ENV = "VLLM_API_KEY"
 SCHEME = "vllm:"
-_OPTIONS = ("key_env", "model", "template", "thoughts", "timeout", "tokenizer", "tools")
+_OPTIONS = ("key_env", "model", "renderer", "template", "thoughts", "timeout", "tokenizer", "tools")
 HTTP_OK = 200
 _LOOK_UP_SECONDS = 60.0
 _LOOK_UP_BYTES = 8 << 20

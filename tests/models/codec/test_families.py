@@ -204,11 +204,10 @@ def conversation(codec: ChatTemplateCodec, drawn: random.Random, text: Any) -> l
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_hostile_text_forges_nothing_and_nothing_of_it_is_lost(name: str, conversations: int) -> None:
     """The tokens of the frame are those of the same conversation in harmless words."""
-    fuzz(name, conversations, seed=0)
+    fuzz(codec_of(name), name, conversations, seed=0)
 
 
-def fuzz(name: str, conversations: int, seed: int) -> None:
-    codec = codec_of(name)
+def fuzz(codec: ChatTemplateCodec, name: str, conversations: int, seed: int) -> None:
     added = frozenset(i for token, i in codec.tokenizer.get_added_vocab().items() if token.strip())
     for number in range(conversations):
         texts: list[str] = []
