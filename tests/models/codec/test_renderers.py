@@ -89,7 +89,7 @@ WITHOUT_TEMPLATE = (
     "qwen3-vl",
 )
 """Further renderers, each on another family's tokenizer with its tokens added."""
-REFUSED = ("gpt-oss", "inkling", "kimi-k2", "prime-qwen3")
+REFUSED = ("gpt-oss", "inkling", "prime-qwen3")
 """Renderers that cannot stand behind our codec."""
 
 
