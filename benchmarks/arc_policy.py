@@ -32,6 +32,7 @@ from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import CollectConfig, GrpoConfig, SftConfig
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
+from hrm_agent.training.fitted_config import conversations_taken
 from hrm_agent.training.grpo import train
 from hrm_agent.training.sft import Conversation, save_policy, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
@@ -164,7 +165,7 @@ def _conversation(head: list[BaseMessage], turns: list[BaseMessage], answer: Gri
 def cold_start(out: Path, seed: int, config: SftConfig) -> float:
     """A policy from nothing; its loss."""
     rng, drawn = random.Random(seed), puzzles("train", seed + 1)
-    lessons = [lesson(*next(drawn), rng) for _ in range(config.steps * config.batch_size)]
+    lessons = [lesson(*next(drawn), rng) for _ in range(conversations_taken(config))]
     tokenizer = build_tokenizer(lessons[:1500])
     model = new_model(tokenizer, seed)
     rows = train_sft(model, ChatTemplateCodec(tokenizer), lessons, config, progress=_told("loss", "accuracy", every=25))

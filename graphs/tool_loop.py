@@ -97,7 +97,7 @@ def build_tool_loop(
         budget = runtime.context or Budget()
         turn = _newest_turn(state["messages"])
         left = budget.max_tokens - sampled_tokens(turn)
-        model = policy(model=budget.model, temperature=budget.temperature, max_tokens=left)
+        model = policy(model=budget.model, temperature=budget.temperature, budget=left)
         fenced = budget.tool_format == "fenced"
         system = SystemMessage(loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget)))
         answer = await (model if fenced else model.bind_tools([python])).ainvoke([system, *state["messages"]])

@@ -23,6 +23,7 @@ from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.files import replacing
 
 __all__ = [
+    "BY_MODEL",
     "COMMAND_KEY",
     "COMPARED",
     "CONFIG_FILE",
@@ -53,6 +54,9 @@ ON_RECORD = "on record"
 
 ONE_BY_ONE = "one by one"
 """Marks a list of which each item has a flag of its own: what follows the flag may be something else."""
+
+BY_MODEL = "by model"
+"""Marks a key whose default depends on the model: None stands for it until the model is known."""
 
 Config = TypeVar("Config", bound=BaseModel)
 

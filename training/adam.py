@@ -26,6 +26,7 @@ from torch.optim import AdamW, Optimizer
 
 from hrm_agent.models.local.load_weights import need_package, quiet_libraries
 from hrm_agent.training.config_parts import OptimPart
+from hrm_agent.training.fitted_config import decided
 
 __all__ = ["AdamW8bit", "OnMasters", "make_adamw"]
 
@@ -39,7 +40,7 @@ def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
     """The optimiser of what the model trains. Raises `ModelError` where its library is missing."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {
-        "lr": optim.learning_rate,
+        "lr": decided(optim.learning_rate, "learning_rate"),
         "betas": (optim.adam_beta1, optim.adam_beta2),
         "weight_decay": optim.weight_decay,
     }

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from hrm_agent.config import ON_RECORD, ONE_BY_ONE, ConfigPart
+from hrm_agent.config import BY_MODEL, ON_RECORD, ONE_BY_ONE, ConfigPart
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import Durability
 from hrm_agent.training.objective_defaults import OWN, Aggregation, ObjectiveName
@@ -169,8 +169,8 @@ class LossPart(ConfigPart):
     forward: Literal["padded", "packed", "tree"] = "padded"
     """How rollouts go through the model: padded, side by side; packed, one after the other without padding; tree, what
     siblings share (their prompt, a first turn) once. The same loss and gradients, but for rounding."""
-    micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Most tokens, padding included, of one forward pass."""
+    micro_batch_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
+    """Most tokens, padding included, of one forward pass. By the model: as many as 4 GiB hold, 4096 at most."""
 
     @model_validator(mode="after")
     def _goes_together(self, info: ValidationInfo) -> Self:
@@ -320,8 +320,9 @@ class OptimPart(ConfigPart):
     """How several processes, started by torchrun, train together: none, there is one process; ddp, each holds all
     weights and the whole optimiser; fsdp2, each holds a share of both, and beside it the weights it samples with."""
 
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters)."""
+    learning_rate: Annotated[float | None, BY_MODEL] = Field(default=None, gt=0)
+    """AdamW's learning rate between warm-up and cool-down (paper: 1e-6 for 14B parameters). By the model: by its size,
+    5e-6 to 1e-6, of an adapter ten times as much; the small built-in policies bring their own, 5e-4."""
     warmup_steps: int = Field(default=0, ge=0)
     """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none (paper: 20)."""
     cooldown: float = Field(default=0.0, ge=0, le=1)

@@ -1,16 +1,17 @@
 """Config models of the commands that collect, evaluate and train: read from a TOML file and flags, saved with the run.
 
-They stand apart from what they configure so that a command's help needs neither torch nor langgraph. The defaults of
-reinforcement learning are the demo's; the paper's values (rStar2-Agent, arXiv 2508.20722) stand beside them.
+They stand apart from what they configure so that a command's help needs neither torch nor langgraph. What suits one
+model ruins another: a key whose default depends on the model is None until the model is known
+(`hrm_agent.training.fitted_config`). The paper's values (rStar2-Agent, arXiv 2508.20722) stand beside the others.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from hrm_agent.config import ON_RECORD, in_tables
+from hrm_agent.config import BY_MODEL, ON_RECORD, in_tables
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import (
     Durability,
@@ -113,23 +114,29 @@ class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings,
 class SftConfig(CheckpointSettings):
     """How a policy is fine-tuned on conversations."""
 
-    steps: int = Field(default=400, ge=1)
-    """Optimiser steps."""
-    batch_size: int = Field(default=64, ge=1)
-    """Conversations of one step, over all processes."""
-    micro_batch_tokens: int = Field(default=8192, ge=1)
-    """Most tokens, padding included, that one process holds at a time; a longer conversation goes alone."""
+    steps: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
+    """Optimiser steps. By the model: those of three passes over the conversations; the small built-in policies bring
+    their own, 400."""
+    batch_size: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
+    """Conversations of one step, over all processes. By the model: 16, or all where there are fewer; the small built-in
+    policies bring their own, 64."""
+    micro_batch_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
+    """Most tokens, padding included, that one process holds at a time; a longer conversation goes alone. By the model:
+    as many as 4 GiB hold, 8192 at most."""
     forward: Literal["padded", "packed"] = "padded"
     """How conversations go through the model: padded, side by side; packed, one after the other without padding, each
     seeing itself alone. The same loss and gradients, but for rounding."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Muon for the matrices of the layers and AdamW for the rest: fewer steps where a model is trained from nothing."""
-    learning_rate: float = Field(default=3e-3, gt=0)
-    """AdamW's learning rate between warm-up and cool-down."""
-    matrix_learning_rate: float = Field(default=0.02, gt=0)
-    """Muon's learning rate between warm-up and cool-down."""
-    warmup_steps: int = Field(default=30, ge=0)
-    """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none."""
+    learning_rate: Annotated[float | None, BY_MODEL] = Field(default=None, gt=0)
+    """AdamW's learning rate between warm-up and cool-down. By the model: by its size, 2e-5 or 1e-5, of an adapter 1e-4;
+    the small built-in policies bring their own, 3e-3."""
+    matrix_learning_rate: Annotated[float | None, BY_MODEL] = Field(default=None, gt=0)
+    """Muon's learning rate between warm-up and cool-down. By the model: five times AdamW's; the small built-in policies
+    bring their own, 0.02."""
+    warmup_steps: Annotated[int | None, BY_MODEL] = Field(default=None, ge=0)
+    """First steps, at most all, in which the learning rate rises linearly to its full value; 0: none. By the model: a
+    tenth of the steps, 30 at most; the small built-in policies bring their own, 30."""
     cooldown: float = Field(default=0.0, ge=0, le=1)
     """Share of the steps, the last ones, in which the learning rate falls to almost nothing; 0: it stays, and the run
     can be prolonged later, where it has no fewer steps than its warm-up."""
@@ -155,7 +162,8 @@ class SftConfig(CheckpointSettings):
         ):
             default = type(self).model_fields[key].default
             if not acts and getattr(self, key) != default and info.context != ON_RECORD:
-                raise ConfigError(f"{key} has no effect here: {why}.", f"Leave it out, or at {default}.")
+                hint = "Leave it out." if default is None else f"Leave it out, or at {default}."
+                raise ConfigError(f"{key} has no effect here: {why}.", hint)
         return self
 
 
@@ -192,7 +200,7 @@ class FineTuneConfig(SftConfig, TrackSettings):
 
 
 class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
-    """One run of reinforcement learning. The defaults are the demo's; the paper's values stand beside them."""
+    """One run of reinforcement learning. The paper's values stand beside the defaults."""
 
     policy: str = "builtin:cold-start"
     """Where to start: a built-in policy, a model folder, or hf:NAME."""
@@ -202,8 +210,9 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
     """With source: scores that stand for each run's own rewards, by the name of `hrm-agent rescore`, or feedback."""
     steps: int = Field(default=30, ge=1)
     """Optimiser steps (paper: 510 in three stages); with --from, unless given, one pass over what is on record."""
-    max_tokens: int = Field(default=256, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
-    """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout)."""
+    max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
+    """Most completion tokens of one reply (paper: 8K to 12K of a whole rollout). By the model: half of its context,
+    2048 at most; the small built-in policies bring their own, 256."""
     temperature: float = Field(default=1.0, gt=0)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Sampling temperature of the rollouts, and of the log-probs in the loss; 0 would make all rollouts alike."""
     seed: int = 0
@@ -364,7 +373,7 @@ class GrpoConfig(TaskSettings, RolloutSettings, GraphSettings, TrackSettings):
 
     def runner_options(self) -> RunnerOptions:
         """The policy stands in for every model of the graph, unconstrained: tokens chosen by a schema teach nothing."""
-        own: RunnerOptions = {"stand_in": True, "constrain": False, "repeats_errors": True}
+        own: RunnerOptions = {"stand_in": True, "constrain": False, "own_sampling": True, "repeats_errors": True}
         own |= {"durability": self.rollout.durability, "share_memory": self.rollout.share_memory}
         return {**super().runner_options(), **own}
 

@@ -21,6 +21,7 @@ from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunSettin
 from hrm_agent.training.collect import collect
 from hrm_agent.training.configs import CollectConfig, DemoConfig
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
+from hrm_agent.training.fitted_config import decided, fit
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import METRICS_FILE, read_metrics
 from hrm_agent.training.plots import plot_curves
@@ -83,7 +84,8 @@ async def demo(
     """Run, or resume, the demo in `folder`. `on_update` sees the hierarchical graph node by node."""
     tell = on_progress or (lambda stage, done, of, facts: None)
     start = _cold_start(folder, tell) if config.from_scratch else config.train.policy
-    training = config.train.model_copy(update={"policy": start})
+    training = fit(config.train.model_copy(update={"policy": start}))
+    config = config.model_copy(update={"train": training})
     before = await _evaluate(start, "before", config, folder, tell)
     steps: list[dict[str, Any]] = []
 
@@ -116,9 +118,9 @@ def _estimate(found: Evaluation) -> Estimate:
 def _cold_start(folder: Path, tell: OnProgress) -> str:
     from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
 
-    out = folder / "cold-start"
+    out, of = folder / "cold-start", decided(COLD_START.steps, "steps")
     if not (out / "README.md").exists():  # the card is written last
-        build_cold_start(out, progress=lambda row: tell("cold_start", int(row["step"]), COLD_START.steps, row))
+        build_cold_start(out, progress=lambda row: tell("cold_start", int(row["step"]), of, row))
     return str(out)
 
 

@@ -12,6 +12,7 @@ from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.models.vllm.launch import LaunchOptions
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.engine_fleet import EngineFleet
+from hrm_agent.training.fitted_config import decided
 from hrm_agent.training.fleet_server import FleetOptions
 from hrm_agent.training.scheduler import RolloutScheduler
 from hrm_agent.training.scheduling_policies import SchedulingPolicy, scheduling_policy
@@ -61,7 +62,8 @@ def open_fleet(
 def _policy(config: GrpoConfig) -> SchedulingPolicy:
     name = config.engines.assign
     if name == "safe_maximum":
-        return scheduling_policy(name, max_response_tokens=int(config.context.get("max_tokens", config.max_tokens)))
+        of_rollout = config.context.get("max_tokens", config.max_tokens)
+        return scheduling_policy(name, max_response_tokens=int(decided(of_rollout, "max_tokens")))
     return scheduling_policy(name)
 
 

@@ -41,6 +41,7 @@ from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.difference_bound import refuse_difference
 from hrm_agent.training.evaluation.evaluate import group_metrics
+from hrm_agent.training.fitted_config import decided, fit
 from hrm_agent.training.follower import follow, led
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.learner import Learner
@@ -81,8 +82,10 @@ async def train(
 ) -> Path:
     """Train, or resume, the run in `folder`; returns the folder of the trained model.
 
-    In one of several processes, take part in the training that the first of them leads (`optim.sharding`).
+    In one of several processes, take part in the training that the first of them leads (`optim.sharding`). What the
+    configuration leaves to the model follows from its policy.
     """
+    config = fit(config)
     if config.source:
         raise ValueError("runs on record are learned from by `hrm_agent.training.offline.train_on_record`")
     with several_ranks(config) as ranks:
@@ -370,7 +373,7 @@ def mini_batches(
         roles=config.adapter.lora_roles,
     )
     parts = split_kept(overlays, config.optim.mini_batches, seed=config.seed)
-    budget = loss.micro_batch_tokens
+    budget = decided(loss.micro_batch_tokens, "micro_batch_tokens")
     found = [build(part, token_budget=budget, may_be_empty=True) for part in parts]
     while any(0 < len(part) < ranks for part in found) and budget > _LEAST_BUDGET:
         budget = budget * 3 // 4

@@ -24,6 +24,7 @@ from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.batch import ForwardName, MicroBatch
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.difference_bound import difference_bound
+from hrm_agent.training.fitted_config import fit
 from hrm_agent.training.gradients import SkippedSteps
 from hrm_agent.training.logprobs.packed import usable_forward
 from hrm_agent.training.model_mode import as_it_answers
@@ -45,6 +46,7 @@ class Learner:
 
     def __init__(self, config: GrpoConfig, accelerator: Accelerator, folder: Path | None = None) -> None:
         """`config.policy` must name weights on this machine. `folder`: the run's, where servers write their logs."""
+        config = fit(config)
         self.name = config.policy
         self.accelerator = accelerator
         optim = config.optim

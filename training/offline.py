@@ -28,6 +28,7 @@ from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.training.batch import MicroBatch
 from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.training.eligibility import fault_of
+from hrm_agent.training.fitted_config import fit
 from hrm_agent.training.grpo import Settled, TrainingRun
 from hrm_agent.training.keeper import Keeper
 from hrm_agent.training.learner import Learner
@@ -55,6 +56,7 @@ async def train_on_record(config: GrpoConfig, folder: Path, *, on_step: Callable
     Raises `TaskError`, before there is a folder, where nothing on record can be learned from.
     """
     require_one_process()
+    config = fit(config)
     groups = kept_groups(folder) or select_groups(config, own_store(config, folder))
     learner = _RecordLearner(config, Accelerator())
     with (

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.fitted_config import decided
 
 __all__ = ["Muon", "RunningMean", "make_optimizers", "orthogonalised"]
 
@@ -76,12 +77,11 @@ def make_optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.opt
     rest = [parameter for parameter in trained if id(parameter) not in taken]
     found: list[torch.optim.Optimizer] = []
     if matrices:
-        found.append(Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay))
+        matrix_rate = decided(config.matrix_learning_rate, "matrix_learning_rate")
+        found.append(Muon(matrices, lr=matrix_rate, weight_decay=config.weight_decay))
     if rest:
-        decay = config.weight_decay
-        found.append(
-            torch.optim.AdamW(rest, lr=config.learning_rate, weight_decay=decay, betas=(0.9, 0.98), fused=True)
-        )
+        rate, decay = decided(config.learning_rate, "learning_rate"), config.weight_decay
+        found.append(torch.optim.AdamW(rest, lr=rate, weight_decay=decay, betas=(0.9, 0.98), fused=True))
     return found
 
 

@@ -36,10 +36,12 @@ from transformers import PreTrainedModel
 from hrm_agent.errors import ConfigError, RunError, TaskError
 from hrm_agent.models.codec.calls.hermes import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
+from hrm_agent.models.model_facts import facts_of_loaded
 from hrm_agent.training.adapter import Adapter
 from hrm_agent.training.chat_rows import chat_of
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.fitted_config import decided, fit_sft, left_open, with_values
 from hrm_agent.training.gradients import SkippedSteps, step_if_finite
 from hrm_agent.training.logprobs.packed import usable_forward
 from hrm_agent.training.metrics import MetricsLog
@@ -98,11 +100,14 @@ def train_sft(
     that are taken now. Raises `RunError` where the checkpoints are of other conversations, or the steps that were taken
     are not the first of those that are asked for now, and where no step could be taken. A step whose gradient is not
     finite is left out, and its row says so: `stepped` is 0. `adapter` is what is trained in the model, if not all.
+    What the configuration leaves to the model follows from it here.
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    if config.batch_size < accelerator.num_processes:
+    config = _fitted(config, model, adapter, len(conversations))
+    steps, batch_size = decided(config.steps, "steps"), decided(config.batch_size, "batch_size")
+    if batch_size < accelerator.num_processes:
         raise ConfigError(
-            f"A batch of {config.batch_size} conversations cannot be shared by {accelerator.num_processes} processes.",
+            f"A batch of {batch_size} conversations cannot be shared by {accelerator.num_processes} processes.",
             f"Set batch_size to {accelerator.num_processes} or more.",
         )
     examples = [example for conversation in conversations for example in tokenize(conversation, codec)]
@@ -118,11 +123,12 @@ def train_sft(
     main = accelerator.is_main_process
     log = MetricsLog(metrics_path, before_step=start + 1) if main and metrics_path is not None else None
     rows: list[Metrics] = []
-    for step, batch in islice(enumerate(_batches(examples, config), start=1), start, None):
+    batches = _batches(examples, steps, batch_size, config.seed)
+    for step, batch in islice(enumerate(batches, start=1), start, None):
         rows.append(course.step(step, batch))
         if main and log is not None:
             log.append(rows[-1])
-        if main and checkpoints is not None and checkpoints.is_due(step, config.steps):
+        if main and checkpoints is not None and checkpoints.is_due(step, steps):
             if log is not None:
                 log.sync()
             checkpoints.save(step, partial(course.write, step))
@@ -130,6 +136,13 @@ def train_sft(
             progress(rows[-1])
     course.end()
     return rows
+
+
+def _fitted(config: SftConfig, model: PreTrainedModel, adapter: Adapter | None, conversations: int) -> SftConfig:
+    if not left_open(config):
+        return config
+    fitted = fit_sft(config, facts_of_loaded(model), adapter=adapter is not None, conversations=conversations)
+    return with_values(config, fitted.values)
 
 
 class _Course:
@@ -151,7 +164,8 @@ class _Course:
         self._wrapped, *self._optimizers = accelerator.prepare(model, *optimizers)
         self._rates = [group["lr"] for group in self._groups]
         self._mean = RunningMean(model, config.average) if config.average else None
-        self._schedule = Schedule(config.steps, config.warmup_steps, config.cooldown, config.fall)
+        self._steps, warmup_steps = decided(config.steps, "steps"), decided(config.warmup_steps, "warmup_steps")
+        self._schedule = Schedule(self._steps, warmup_steps, config.cooldown, config.fall)
         self._examples = examples
         self._skipped = SkippedSteps()
         learning_from_texts(self._wrapped)
@@ -198,7 +212,7 @@ class _Course:
         torch.save(kept | ({"mean": self._mean.state_dict()} if self._mean else {}), folder / _OPTIMIZERS)
         skipped = self._skipped
         taken = skipped.taken_before or skipped.skipped < skipped.steps
-        state = {"step": step, "steps": self._config.steps, "examples": self._fingerprint, "taken": taken}
+        state = {"step": step, "steps": self._steps, "examples": self._fingerprint, "taken": taken}
         (folder / _STATE).write_text(json.dumps(state), encoding="utf-8")
 
     def read(self, folder: Path) -> dict[str, Any]:
@@ -306,12 +320,12 @@ def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path, card: str)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _batches(examples: Sequence[Example], config: SftConfig) -> Iterator[list[Example]]:
+def _batches(examples: Sequence[Example], steps: int, batch_size: int, seed: int) -> Iterator[list[Example]]:
     """One batch per step, drawn from reshuffled passes over the examples; the same in every process."""
-    rng = random.Random(config.seed)
+    rng = random.Random(seed)
     order: list[int] = []
-    for _ in range(config.steps):
-        while len(order) < config.batch_size:
+    for _ in range(steps):
+        while len(order) < batch_size:
             order += rng.sample(range(len(examples)), len(examples))
-        yield [examples[i] for i in order[: config.batch_size]]
-        order = order[config.batch_size :]
+        yield [examples[i] for i in order[:batch_size]]
+        order = order[batch_size:]

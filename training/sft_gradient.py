@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from hrm_agent.models.local.long_rope import depends_on_length
 from hrm_agent.training.batch import MicroBatch, Row, micro_batches
 from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.fitted_config import decided
 from hrm_agent.training.gradients import clip, kept_on_rank
 from hrm_agent.training.logprobs import trained_logits
 
@@ -71,12 +72,14 @@ _Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 def _padded_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
     if depends_on_length(model):
         return _flat_losses(model, examples, config, device)
-    return [partial(_loss, model, share, device) for share in _micro_batches(examples, config.micro_batch_tokens)]
+    most = decided(config.micro_batch_tokens, "micro_batch_tokens")
+    return [partial(_loss, model, share, device) for share in _micro_batches(examples, most)]
 
 
 def _flat_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
     """By the forward passes of a policy update."""
-    batches = micro_batches(map(_row, examples), token_budget=config.micro_batch_tokens, forward=config.forward)
+    most = decided(config.micro_batch_tokens, "micro_batch_tokens")
+    batches = micro_batches(map(_row, examples), token_budget=most, forward=config.forward)
     return [partial(_flat_loss, model, batch.to(device)) for batch in batches]
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.fitted_config import decided, fit
 from hrm_agent.training.schedule import Schedule
 from hrm_agent.training.tasks import Task, load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import tasks_folder
@@ -99,7 +100,7 @@ class TaskSource:
 
     def __init__(self, config: GrpoConfig, folder: Path, progress: RunProgress | None = None) -> None:
         self.progress = progress or RunProgress()
-        self._config, self._folder = config, folder
+        self._config, self._folder = fit(config), folder
         self._order: list[Task] = []
         self._order_of: tuple[Any, ...] = ()
 
@@ -167,7 +168,7 @@ class TaskSource:
         length = self._config.steps if stage is None else stage.steps
         is_fresh = stage is None or progress.stage == 0 or stage.reset_optimizer
         schedule = Schedule(length, optim.warmup_steps if is_fresh else 0, optim.cooldown, optim.fall, optim.least_rate)
-        return optim.learning_rate * schedule.share(step - progress.began_at)
+        return decided(optim.learning_rate, "learning_rate") * schedule.share(step - progress.began_at)
 
     def entered(self, step: int) -> TrainingStage | None:
         """The stage that begins with `step`; None where none does."""

@@ -21,6 +21,7 @@ from langchain_core.language_models import BaseChatModel
 from hrm_agent.errors import ConfigError, ModelError
 from hrm_agent.models import Engine, GenerationRequest, load_policy
 from hrm_agent.models.engine import Codec, Completion
+from hrm_agent.models.own_defaults import UsualAnswer
 from hrm_agent.training.worker_wire import Message, told
 from hrm_agent.trajectory import FinishReason, LogprobKind, Sampling
 
@@ -41,6 +42,7 @@ class _Facts(NamedTuple):
     logprob_kind: LogprobKind
     policy_version: int
     reads_messages: bool
+    usual_answer: int
 
 
 class EngineProxy:
@@ -53,7 +55,7 @@ class EngineProxy:
         """`key`: by which the parent knows the engine. `ask`: sends a request, whose answer the future is given."""
         told: _Facts = pickle.loads(facts)  # noqa: S301 - only the parent can write it
         self.name, self.codec, self.logprob_kind = told.name, told.codec, told.logprob_kind
-        self.policy_version = told.policy_version
+        self.policy_version, self.usual_answer = told.policy_version, told.usual_answer
         self._key, self._ask, self._reads_messages = key, ask, told.reads_messages
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
@@ -161,7 +163,8 @@ def _answer(number: int, future: Future[Completion]) -> Message:
 
 def _facts(engine: Engine) -> bytes:
     reads_messages = not type(engine).__module__.startswith(_OF_WEIGHTS)
-    facts = _Facts(engine.name, engine.codec, engine.logprob_kind, engine.policy_version, reads_messages)
+    usual = engine.usual_answer if isinstance(engine, UsualAnswer) else Sampling().max_tokens
+    facts = _Facts(engine.name, engine.codec, engine.logprob_kind, engine.policy_version, reads_messages, usual)
     try:
         return pickle.dumps(facts)
     except Exception as error:  # of a class of a user's

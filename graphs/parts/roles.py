@@ -28,6 +28,7 @@ from hrm_agent.answers.typed_reply import UnparsableAnswer, read_as
 from hrm_agent.errors import ContextLengthError
 from hrm_agent.graphs.parts.budget import sampled_tokens
 from hrm_agent.models import policy
+from hrm_agent.trajectory import Sampling
 
 __all__ = ["CallOptions", "Role", "RoleReply", "ask_role", "chat_model"]
 
@@ -68,7 +69,7 @@ class CallOptions:
     temperature: float | None = None
     """None: the role's own."""
     max_tokens: int | None = None
-    """Sampled tokens, a second answer included."""
+    """Sampled tokens, a second answer included: a budget, as `PolicyModel.budget` is."""
     calls: int = 2
     """1: an answer that cannot be read is not asked for again."""
 
@@ -101,11 +102,12 @@ async def ask_role(
     complaint = ""
     for _ in range(options.calls):
         answers = tuple(turn for turn in turns if isinstance(turn, AIMessage))
-        limit = _limit(role, options, answers)
-        if limit is not None and limit < 1:
+        spent = sampled_tokens(answers)
+        asked, budget = (limit and limit - spent for limit in (role.max_tokens, options.max_tokens))
+        if min((limit for limit in (asked, budget) if limit is not None), default=1) < 1:
             break
         try:
-            answer = await _model(role, options, limit).ainvoke(turns)
+            answer = await _model(role, options, asked, budget).ainvoke(turns)
         except ContextLengthError as error:
             return RoleReply(None, answers, str(error), context_full=True)
         try:
@@ -116,15 +118,10 @@ async def ask_role(
     return RoleReply(None, tuple(turn for turn in turns if isinstance(turn, AIMessage)), complaint)
 
 
-def _limit(role: Role[Any], options: CallOptions, answers: tuple[AIMessage, ...]) -> int | None:
-    limits = [limit for limit in (role.max_tokens, options.max_tokens) if limit is not None]
-    return min(limits) - sampled_tokens(answers) if limits else None
-
-
-def _model(role: Role[Any], options: CallOptions, limit: int | None) -> Any:
+def _model(role: Role[Any], options: CallOptions, max_tokens: int | None, budget: int | None) -> Any:
     temperature = role.temperature if options.temperature is None else options.temperature
     form: Any = role.output if role.output is not None and issubclass(role.output, BaseModel) else None
-    return chat_model(options.model, schema=form, temperature=temperature, max_tokens=limit)
+    return chat_model(options.model, schema=form, temperature=temperature, max_tokens=max_tokens, budget=budget)
 
 
 def chat_model(
@@ -134,14 +131,17 @@ def chat_model(
     schema: type[BaseModel] | None = None,
     temperature: float | None = None,
     max_tokens: int | None = None,
+    budget: int | None = None,
 ) -> Any:
     """A chat model as a role asks it. One that the graph holds itself is bound by the limits, but not by a schema.
 
-    `tools`: as `convert_to_openai_tool` describes them.
+    `tools`: as `convert_to_openai_tool` describes them. `budget`: tokens that are left, as of `PolicyModel.budget`.
     """
     if not isinstance(model, BaseChatModel):
-        chat: Any = policy(model=model, schema=schema, temperature=temperature, max_tokens=max_tokens)
+        chat: Any = policy(model=model, schema=schema, temperature=temperature, max_tokens=max_tokens, budget=budget)
         return chat.bind_tools(tools) if tools else chat
+    if max_tokens is None and budget is not None and budget < Sampling().max_tokens:
+        max_tokens = budget
     given = {"temperature": temperature, "max_tokens": max_tokens}
     held: Any = model.bind_tools(tools) if tools else model
     return held.bind(**{name: value for name, value in given.items() if value is not None})

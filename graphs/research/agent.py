@@ -170,7 +170,7 @@ class _Research:
         if drafts:
             turns.append(HumanMessage(state.get("complaint", "")))
         limit = min(context.max_answer_tokens, left.tokens)
-        chat = chat_model(context.model or self._model, temperature=context.temperature, max_tokens=limit)
+        chat = chat_model(context.model or self._model, temperature=context.temperature, budget=limit)
         try:
             answer = await chat.ainvoke(turns)
         except ContextLengthError as error:

@@ -80,7 +80,7 @@ def build_search(
         research, left = context.research, context.budget.max_tokens - sampled_tokens(state["messages"])
         limit = min(left, research.max_answer_tokens)
         offered = Toolbox(research, tools).descriptions()
-        chat = chat_model(research.model or model, tools=offered, temperature=research.temperature, max_tokens=limit)
+        chat = chat_model(research.model or model, tools=offered, temperature=research.temperature, budget=limit)
         answer = await chat.ainvoke([SystemMessage(SEARCHER_PROMPT), *state["messages"]])
         stop = _stop_reason([*state["messages"], answer], context)
         return {"messages": [answer], "stop_reason": stop.value if stop else ""}

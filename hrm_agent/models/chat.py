@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
@@ -48,6 +49,7 @@ from hrm_agent.models.call_recording import (
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest, TextStream
 from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options, sent_sampling
+from hrm_agent.models.own_defaults import with_limit
 from hrm_agent.models.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
 from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording, open_recording
@@ -76,6 +78,9 @@ class PolicyModel(BaseChatModel):
     """None: the current policy's."""
     max_tokens: int | None = None
     """None: the current policy's, which is also the upper limit."""
+    budget: int | None = None
+    """Tokens that the graph has left, which end an engine's answer as `max_tokens` does. A hosted model is sent them
+    where they are fewer than the default of `Sampling`: more would only cut it off while it thinks."""
     seed: int | None = None
     """None: the current policy's."""
     cache: Any = Field(default=False, exclude=True)
@@ -180,16 +185,20 @@ class PolicyModel(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None, run_manager: Any, options: dict[str, Any]
     ) -> _PolicyCall:
         active = ActivePolicy(self.backend) if self.backend is not None else active_policy(self.model)
-        sampling = self._sampling(active.sampling, stop, options)
+        limits = _Limits(options.get("max_tokens", self.max_tokens), self.budget)
+        sampling = self._sampling(active.sampling, stop, options, limits)
         schema = None if options.get("tools") else self.answer_schema
         special = {name: asked for name, asked in (("model", self.model), ("schema", schema)) if asked is not None}
         held_to = schema if active.constrain else None
-        return _PolicyCall(active.backend, messages, sampling, run_manager, options, special, held_to)
+        is_other = active.own_sampling and self.model is not None
+        sent = self._sampling(Sampling(), stop, options, limits) if is_other else sampling
+        asked = _AskedSampling(sampling, sent, limits)
+        return _PolicyCall(active.backend, messages, asked, run_manager, options, special, held_to)
 
-    def _sampling(self, base: Sampling, stop: list[str] | None, options: dict[str, Any]) -> Sampling:
+    def _sampling(self, base: Sampling, stop: list[str] | None, options: dict[str, Any], limits: _Limits) -> Sampling:
         """Parameters of the call, else of this model, else of the current policy; the lowest token limit holds."""
-        names = ("temperature", "top_p", "max_tokens", "seed")
-        own = {name: options.get(name, getattr(self, name)) for name in names}
+        own = {name: options.get(name, getattr(self, name)) for name in ("temperature", "top_p", "seed")}
+        own["max_tokens"] = limits.lowest
         given = {name: value for name, value in own.items() if value is not None}
         if given.get("max_tokens", base.max_tokens) >= base.max_tokens:  # whether anyone asked for it stays known
             given.pop("max_tokens", None)
@@ -203,6 +212,40 @@ _SERIALIZED = {
     "id": [*PolicyModel.__module__.split("."), PolicyModel.__qualname__],
     "name": PolicyModel.__qualname__,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Limits of completion tokens that a graph names in a call."""
+
+    asked: int | None
+    """The limit that the graph asks for: `max_tokens`."""
+    budget: int | None
+    """Tokens that the graph has left."""
+
+    @property
+    def lowest(self) -> int | None:
+        return min((limit for limit in (self.asked, self.budget) if limit is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedSampling:
+    """Sampling parameters of a call before it is known who answers: an engine, or a hosted model."""
+
+    sampling: Sampling
+    """Parameters by which the request is known on record: a limit that nobody set has the default of `Sampling`."""
+    sent: Sampling
+    """Parameters for a hosted model, which is sent those that are set."""
+    limits: _Limits
+    """Limits of the call."""
+
+    def of(self, backend: Backend, drawn: Sampling) -> Sampling:
+        """The parameters that `backend` is asked with; `drawn`: the request's, with a seed."""
+        if not isinstance(backend, BaseChatModel):
+            return with_limit(drawn, backend, self.limits.lowest)
+        if self.limits.asked is None or "max_tokens" in self.sent.model_fields_set:
+            return self.sent
+        return self.sent.model_copy(update={"max_tokens": self.limits.asked})
 
 
 _forms: dict[int, tuple[BaseTool, tuple[Any, ...], dict[str, Any]]] = {}
@@ -227,7 +270,7 @@ class _PolicyCall:
         self,
         backend: Backend | str,
         messages: list[BaseMessage],
-        sampling: Sampling,
+        asked: _AskedSampling,
         run_manager: Any,
         options: dict[str, Any],
         special: dict[str, Any],
@@ -235,14 +278,14 @@ class _PolicyCall:
     ) -> None:
         self.options, self.recording = options, active_recording()
         self._backend = backend
-        self._schema = schema
+        self._schema, self._asked = schema, asked
         self.recorded: AIMessage | None = None
         _jobs.get([]).append(self)
         self._pending: PendingCall | None = None
         self._prefix: Prefix | None = None
         self._future: Future[Any] | None = None
         tools = options.get("tools", ())
-        opened = open_call(self.recording, _identity(run_manager), messages, tools, sampling, special)
+        opened = open_call(self.recording, _identity(run_manager), messages, tools, asked.sampling, special)
         if isinstance(opened, Call):
             if opened.error is not None:
                 raise raised(opened.error, type(self._backend))
@@ -263,7 +306,8 @@ class _PolicyCall:
 
     def submit(self, on_token: Callable[[int], None] | None = None) -> Future[Any]:
         """Start sampling; the future gives a `Completion`, or the message of a model without tokens."""
-        pending = self.pending
+        sampling = self._asked.of(self.backend, self.pending.sampling)
+        self._pending = pending = replace(self.pending, sampling=sampling)
         if isinstance(self.backend, BaseChatModel):
             self._future = ask_in_thread(self.backend, pending, self.options)
         else:
@@ -405,6 +449,7 @@ def policy(
 ) -> PolicyModel:
     """The chat model of the current policy; `sampling` fixes temperature, top_p, max_tokens or seed for its calls.
 
+    `sampling` may also hold `budget`, the tokens that the graph has left for an answer (`PolicyModel.budget`).
     `model`: model string of another model, loaded at the first call. `schema`: constrains the text of an answer to JSON
     that follows it, if the engine can.
     """

@@ -41,6 +41,9 @@ class ActivePolicy:
     constrain: bool = True
     """Answers are constrained to the schema that a graph asks for, if the engine can. False under a trainer: tokens
     sampled under a mask are not samples of the policy."""
+    own_sampling: bool = False
+    """The sampling parameters are this backend's alone: a hosted model in its place is sent what the graph names. True
+    under a trainer, whose parameters are those of the policy that it trains."""
 
 
 _active: ContextVar[ActivePolicy | None] = ContextVar("hrm_agent_policy", default=None)
@@ -59,10 +62,13 @@ def active_policy(model: str | None = None) -> ActivePolicy:
 
 @contextmanager
 def using_policy(
-    backend: Backend | str, sampling: Sampling | None = None, constrain: bool = True
+    backend: Backend | str, sampling: Sampling | None = None, constrain: bool = True, *, own_sampling: bool = False
 ) -> Generator[ActivePolicy]:
-    """Make `backend` the policy of every graph that runs inside the block; a string is loaded at the first call."""
-    active = ActivePolicy(backend, sampling or Sampling(), constrain)
+    """Make `backend` the policy of every graph that runs inside the block; a string is loaded at the first call.
+
+    The options are those of `ActivePolicy`.
+    """
+    active = ActivePolicy(backend, sampling or Sampling(), constrain, own_sampling)
     token = _active.set(active)
     try:
         yield active

@@ -110,6 +110,9 @@ class EpisodeRunner:
     """The policy answers for chat models that the graph holds itself (`hrm_agent.models.substitute`)."""
     constrain: bool = True
     """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
+    own_sampling: bool = False
+    """The sampling parameters are the policy's alone: a hosted model in a role is sent what the graph names. Under a
+    trainer they are."""
     repeats_errors: bool = False
     """A step that raises after the policy has answered is taken once more, to learn whether it follows from the
     answers (`hrm_agent.runtime.failures`). Rollouts do so; a single run's effects are not repeated."""
@@ -306,9 +309,10 @@ class EpisodeRunner:
         """
         record_external_models()
         record_external_tools()
+        policy = using_policy(self.backend, self.sampling, self.constrain, own_sampling=self.own_sampling)
         with ExitStack() as stack:
             stack.enter_context(recording(active))
-            stack.enter_context(using_policy(self.backend, self.sampling, self.constrain))
+            stack.enter_context(policy)
             stack.enter_context(using_environment(self.environment))
             if self.stand_in:
                 stack.enter_context(standing_in())

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, FieldSerializationInfo, field_serializer, field_validator
 
-from hrm_agent.config import COMPARED, ONE_BY_ONE, secret_in
+from hrm_agent.config import BY_MODEL, COMPARED, ONE_BY_ONE, secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
@@ -43,6 +43,8 @@ class RunnerOptions(TypedDict, total=False):
     """The policy answers for chat models that the graph holds itself."""
     constrain: bool
     """Replies are held to the schemas that the graph asks for, where the engine can."""
+    own_sampling: bool
+    """The sampling parameters are the policy's alone: a hosted model in a role is sent what the graph names."""
     repeats_errors: bool
     """A step that raises is taken once more, to learn whether that follows from the policy's answers."""
     durability: Durability
@@ -130,8 +132,9 @@ class RolloutSettings(BaseModel):
 
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature; 0 takes the most probable token; none: 1, and of a hosted model its provider's own."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """Most completion tokens of one reply; a graph may set fewer; none: 512, and of a hosted model its own limit."""
+    max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
+    """Most completion tokens of one reply; a graph may set fewer. By the model: half of its context, 2048 at most; of a
+    hosted model its own limit."""
     isolation: LeastIsolation = DEFAULT_ISOLATION
     """The least isolation of model-written code that is accepted: L3, L2, L1 or L0."""
     environment: Where | None = None

@@ -16,6 +16,7 @@ from hrm_agent.models.external_models import record_external_models
 from hrm_agent.models.hosted import sent_sampling
 from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.store import RunStore
+from hrm_agent.training.configs import GrpoConfig
 from hrm_agent.trajectory import Call, CallUsage, Recording, Sampling, SentSampling, content_hash, recording
 from hrm_agent.trajectory.call_facts import reported_usage, total_usage
 from tests.support.serving.providers import ProviderServer
@@ -118,8 +119,11 @@ def test_a_policy_that_is_hosted_was_sent_its_parameters(server: ProviderServer,
     ("settings", "own", "sent"),
     [
         (RunSettings(), {}, {}),
-        (RunSettings(), {"max_tokens": 5000}, {}),  # more than our own limit, which nobody asked for
         (RunSettings(), {"max_tokens": 5}, {"max_tokens": 5}),
+        (RunSettings(), {"max_tokens": 5000, "temperature": 0.2}, {"max_tokens": 5000, "temperature": 0.2}),
+        (RunSettings(), {"budget": 5000}, {}),  # what a graph has left by its own default: nobody asked for it
+        (RunSettings(), {"budget": 5}, {"max_tokens": 5}),
+        (RunSettings(), {"max_tokens": 5000, "budget": 5}, {"max_tokens": 5}),
         (RunSettings(temperature=1.0, max_tokens=512), {}, {"temperature": 1.0, "max_tokens": 512}),
         (RunSettings(max_tokens=9, top_p=0.5), {"max_tokens": 20}, {"max_tokens": 9, "top_p": 0.5}),
     ],
@@ -133,6 +137,19 @@ def test_a_hosted_policy_is_sent_what_was_asked_for_and_no_default_of_ours(
     named = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_completion_tokens"}
     assert {name: server.asked[0][there] for name, there in named.items() if there in server.asked[0]} == sent
     assert call.sampling_sent == SentSampling(**sent)
+
+
+def test_a_role_with_a_hosted_model_is_not_sent_what_a_training_samples_by(
+    server: ProviderServer, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hrm_agent.models.chat.load_policy", lambda name: hosted(server))
+    options = GrpoConfig.of(max_tokens=256).runner_options()
+    with using_policy("builtin:trained", options["sampling"], own_sampling=options["own_sampling"]):
+        call = asked(store, policy(model="openai:judge", temperature=0.1))
+    assert call.sampling_sent == SentSampling(temperature=0.1)
+    with using_policy("builtin:trained", options["sampling"]), recording(Recording(store.journal)):
+        policy(model="openai:judge").invoke([HumanMessage("6 * 8?")], CONFIG)
+    assert store.journal.calls_of_task("t", "1")[1].sampling_sent == SentSampling(temperature=1.0, max_tokens=256)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def copied(state: Any) -> Any:
 def test_the_default_is_torchs_adamw_and_frozen_weights_are_left_out() -> None:
     network: Any = tiny_network(3, **SIZES)
     network.get_input_embeddings().weight.requires_grad_(False)
-    optimizer = make_adamw(network, OptimPart(adam_beta2=0.99, weight_decay=0.1))
+    optimizer = make_adamw(network, OptimPart(learning_rate=1e-3, adam_beta2=0.99, weight_decay=0.1))
     (group,) = optimizer.param_groups
     assert type(optimizer) is AdamW and (group["betas"], group["weight_decay"]) == ((0.9, 0.99), 0.1)
     assert {id(each) for each in group["params"]} == {id(each) for each in network.parameters() if each.requires_grad}

@@ -77,7 +77,9 @@ def test_a_part_of_a_batch_without_a_token_to_train_is_passed_over_and_a_whole_o
     alone = [each.model_copy(update={"calls": each.calls[:1]}) if not n else each for n, each in enumerate(GROUPS[0])]
 
     def parts(frozen: tuple[str, ...]) -> list[list[MicroBatch]]:
-        config = GrpoConfig.of(algorithm="grpo", mini_batches=8, group_size=8, frozen_roles=frozen)
+        config = GrpoConfig.of(
+            algorithm="grpo", mini_batches=8, group_size=8, frozen_roles=frozen, micro_batch_tokens=4096
+        )
         judged = select(alone, 8, "grpo", seed=3)
         return mini_batches(alone, credited_overlays(alone, judged, config), config, forward=config.loss.forward)
 

@@ -9,10 +9,14 @@ import torch
 
 from hrm_agent.config import build_config, changed_keys, to_toml
 from hrm_agent.errors import ConfigError
+from hrm_agent.models.model_facts import ModelFacts, ModelSize
+from hrm_agent.models.own_defaults import OwnDefaults
 from hrm_agent.training.advantages.credit import credit_by_name
 from hrm_agent.training.configs import DemoConfig, GrpoConfig, SftConfig
+from hrm_agent.training.fitted_config import fit_sft, with_values
 from hrm_agent.training.objectives import Counts, LossOptions, TrainedTokens, policy_loss
 from hrm_agent.training.schedule import Schedule, refuse_other_course
+from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 from hrm_agent.training.small_policy.trained import REINFORCEMENT
 from hrm_agent.trajectory import Overlay, Verdict
 from tests.support.training.builders import sampled_call, trajectory
@@ -148,8 +152,12 @@ def test_a_run_with_the_defaults_can_be_prolonged_and_the_demo_cools_down() -> N
         for steps in (config.steps + 1, 10 * config.steps):
             schedule = Schedule(steps, optim.warmup_steps, optim.cooldown, optim.fall, optim.least_rate)
             refuse_other_course(schedule, config.steps, config.steps, "run")
-    sft = SftConfig()
-    refuse_other_course(Schedule(900, sft.warmup_steps, sft.cooldown, sft.fall), sft.steps, sft.steps, "run")
+    for own in (SMALL_DEFAULTS, OwnDefaults()):
+        sft = with_values(
+            SftConfig(), fit_sft(SftConfig(), ModelFacts(own, ModelSize), adapter=False, conversations=99).values
+        )
+        assert sft.steps is not None and sft.warmup_steps is not None
+        refuse_other_course(Schedule(900, sft.warmup_steps, sft.cooldown, sft.fall), sft.steps, sft.steps, "run")
     demo = DemoConfig().train.optim.cooldown, REINFORCEMENT.optim.cooldown
     named = build_config(DemoConfig, {"train": {"steps": 3}}, "flags").train.optim.cooldown
     assert (*demo, named) == (0.67, 0.67, 0.67)

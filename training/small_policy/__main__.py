@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hrm_agent.models
+from hrm_agent.training.fitted_config import decided
 from hrm_agent.training.small_policy.cards import figures_text, roles_text, spread_text
 from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
 from hrm_agent.training.small_policy.figures import Figures, measure, measure_roles
@@ -53,14 +54,14 @@ def build(out: Path, runs: Path, seed: int = 0, only: str | None = None) -> None
     runs.mkdir(parents=True, exist_ok=True)
     inputs = cold_start_inputs(seed)
     if only in (None, "cold-start"):
-        seconds = _timed(lambda: build_cold_start(cold, seed, _teller(COLD_START.steps, "loss")))
+        seconds = _timed(lambda: build_cold_start(cold, seed, _teller(decided(COLD_START.steps, "steps"), "loss")))
         _finish(cold, runs, inputs, seconds)
     if only in (None, "trained"):
         tell = _teller(REINFORCEMENT.steps, "rollout/correct")
         seconds = _timed(lambda: build_trained(cold, trained, runs / "train", seed, tell))
         _finish(trained, runs, trained_inputs(cold, inputs, seed), seconds)
     if only in (None, "roles-cold-start"):
-        tell = _teller(ROLES_COLD_START.steps, "loss")
+        tell = _teller(decided(ROLES_COLD_START.steps, "steps"), "loss")
         seconds = _timed(lambda: build_roles_cold_start(cold, roles, seed, tell))
         _finish(roles, runs, roles_inputs(cold, inputs, seed), seconds)
 

@@ -16,11 +16,26 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-__all__ = ["CONTEXT_TOKENS", "new_model", "small_config"]
+from hrm_agent.models.own_defaults import OWN_KEY, OwnDefaults, RlDefaults, RunDefaults, SftDefaults
+
+__all__ = ["CONTEXT_TOKENS", "SMALL_DEFAULTS", "new_model", "small_config"]
 
 CONTEXT_TOKENS = 1024
 """Longest episode in tokens; those of the built-in tasks stay under 256."""
 
+SMALL_DEFAULTS = OwnDefaults(
+    run=RunDefaults(max_tokens=512),
+    train_rl=RlDefaults(learning_rate=5e-4, max_tokens=256, micro_batch_tokens=4096),
+    train_sft=SftDefaults(
+        steps=400,
+        batch_size=64,
+        micro_batch_tokens=8192,
+        learning_rate=3e-3,
+        matrix_learning_rate=0.02,
+        warmup_steps=30,
+    ),
+)
+"""Defaults that suit half a million weights that began from nothing; they would ruin a pretrained model."""
 ROTARY_BASE = 100.0
 SHARPNESS = 0.7
 """Of attention at first: the weights that scale normalised queries and keys (Qwen3: 1)."""
@@ -29,7 +44,7 @@ SHARPNESS = 0.7
 def small_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
     """The architecture for a tokenizer's vocabulary."""
     vocabulary = tokenizer.get_vocab()
-    return Qwen3Config(
+    config = Qwen3Config(
         vocab_size=len(vocabulary),
         hidden_size=128,
         intermediate_size=384,
@@ -45,6 +60,8 @@ def small_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
         pad_token_id=vocabulary["<|endoftext|>"],
         dtype="float32",
     )
+    config.update({OWN_KEY: SMALL_DEFAULTS.model_dump()})
+    return config
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:

@@ -17,6 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.fitted_config import conversations_taken
 from hrm_agent.training.sft import Conversation, answer_text, save_policy, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TAGS, train_tokenizer
@@ -57,7 +58,7 @@ def build_cold_start(
     """
     began, cpu_began = time.perf_counter(), time.process_time()
     config = config.model_copy(update={"seed": seed})
-    lessons = list(demonstrations("train", seed, config.steps * config.batch_size))
+    lessons = list(demonstrations("train", seed, conversations_taken(config)))
     tokenizer = build_tokenizer(lessons[:TOKENIZER_TEXTS])
     model = new_model(tokenizer, seed)
     last = train_sft(model, ChatTemplateCodec(tokenizer), lessons, config, progress=progress)[-1]

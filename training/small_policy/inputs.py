@@ -26,11 +26,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.configs import GrpoConfig, SftConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import METRICS_FILE, read_metrics
 from hrm_agent.training.sft import tokenize, train_sft
-from hrm_agent.training.small_policy.architecture import new_model
+from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS, new_model
 from hrm_agent.training.small_policy.cold_start import COLD_START, TOKENIZER_TEXTS, build_tokenizer
 from hrm_agent.training.small_policy.roles_cold_start import (
     LOOKING,
@@ -118,7 +118,7 @@ def cold_start_inputs(seed: int = 0) -> Inputs:
     tokenizer = build_tokenizer(lessons)
     codec = ChatTemplateCodec(tokenizer)
     tokens = [[example.token_ids, example.mask] for lesson in lessons for example in tokenize(lesson, codec)]
-    digest = _digest(seed, tokens, COLD_START.model_dump(mode="json", include=set(SFT_KEYS)))
+    digest = _digest(seed, tokens, _figures(COLD_START))
     model = new_model(tokenizer, seed)
     before = _weights(model)
     short = COLD_START.model_copy(update={"steps": 4, "batch_size": 8, "warmup_steps": 1, "seed": seed})
@@ -131,7 +131,7 @@ def roles_inputs(cold: Path, made_from: Inputs, seed: int = 0) -> Inputs:
     parts = [(LOOKING, looking_lessons(seed, ROLE_LESSONS)), (ROLES_COLD_START, erring_lessons(seed, ROLE_LESSONS))]
     codec = ChatTemplateCodec(AutoTokenizer.from_pretrained(cold))
     tokens = [[e.token_ids, e.mask] for _, lessons in parts for lesson in lessons for e in tokenize(lesson, codec)]
-    recipe = [config.model_dump(mode="json", include=set(SFT_KEYS)) for config, _ in parts]
+    recipe = [_figures(config) for config, _ in parts]
     model = _load(cold)
     before, losses = _weights(model), list[float]()
     for config, lessons in parts:
@@ -161,6 +161,13 @@ def trained_digest(made_from: Inputs, config: GrpoConfig) -> str:
     if (whole := int(config.rollout.oversampling)) == config.rollout.oversampling:
         values["oversampling"] = whole  # hashed as what it was when nothing else was allowed
     return _digest(config.seed, made_from.digest, {key: values[key] for key in RL_KEYS})
+
+
+def _figures(recipe: SftConfig) -> dict[str, Any]:
+    """The figures of a recipe, as they are hashed: without Muon its rate counts as the small policy's."""
+    own = SMALL_DEFAULTS.train_sft.matrix_learning_rate
+    figures = recipe.model_dump(mode="json", include=set(SFT_KEYS))
+    return figures | {"matrix_learning_rate": recipe.matrix_learning_rate or own}
 
 
 def _digest(*parts: Any) -> str:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.fitted_config import conversations_taken
 from hrm_agent.training.sft import Conversation, save_policy, train_sft
 from hrm_agent.training.small_policy.role_faults import CRITIC_KINDS, NO_FAULTS, RoleFaults, faulty_demonstrations
 from hrm_agent.trajectory import derive_seed
@@ -63,8 +64,8 @@ def build_roles_cold_start(
         AutoTokenizer.from_pretrained(start),
     )
     codec = ChatTemplateCodec(tokenizer)
-    train_sft(model, codec, looking_lessons(seed, looking.steps * looking.batch_size), looking)
-    lessons = erring_lessons(seed, erring.steps * erring.batch_size, faults)
+    train_sft(model, codec, looking_lessons(seed, conversations_taken(looking)), looking)
+    lessons = erring_lessons(seed, conversations_taken(erring), faults)
     last = train_sft(model, codec, lessons, erring, progress=progress)[-1]
     metrics = {
         "loss": last["loss"],

@@ -7,13 +7,18 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from hrm_agent.models.model_facts import ModelFacts, ModelSize
 from hrm_agent.training.checkpoints import MANIFEST
 from hrm_agent.training.configs import DemoConfig, GrpoConfig
+from hrm_agent.training.fitted_config import fit_grpo, with_values
 from hrm_agent.training.grpo import train
+from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 
 __all__ = ["REINFORCEMENT", "build_trained", "card_of"]
 
-REINFORCEMENT = DemoConfig().train
+_SMALL = ModelFacts(SMALL_DEFAULTS, ModelSize)
+_DEMO = DemoConfig().train
+REINFORCEMENT = with_values(_DEMO, fit_grpo(_DEMO, _SMALL).values)
 """The recipe, which is the demo's; start and seed are replaced by the caller's. It learns fast, for each step costs the
 roles a little, and cools down for most of the way: at the full rate, each step moves the figures by some hundredths."""
 CARD = Path(__file__).with_name("trained_card.md")

@@ -21,7 +21,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hrm_agent.cli.main import fitted
-from hrm_agent.config import ONE_BY_ONE, ConfigPart, build_config, merge_values, nested_model, read_config_file, to_toml
+from hrm_agent.config import (
+    BY_MODEL,
+    ONE_BY_ONE,
+    ConfigPart,
+    build_config,
+    merge_values,
+    nested_model,
+    read_config_file,
+    to_toml,
+)
 from hrm_agent.errors import ConfigError, nearest
 
 __all__ = ["Parser", "add_config", "add_graph_options", "config_from", "print_config"]
@@ -167,6 +176,7 @@ def _metavar(annotation: Any) -> str:
 def _help(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True, validated_data={})
     shown = "none" if default is None else json.dumps(default) if isinstance(default, dict) else str(default)
+    shown = BY_MODEL if BY_MODEL in field.metadata else shown
     text = " ".join((field.description or "").split())
     return f"{text} [{shown}]".strip().replace("%", "%%")
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -24,7 +24,7 @@ from hrm_agent.cli.common.serving_options import (
     url_of,
 )
 from hrm_agent.cli.runs.run import RunConfig
-from hrm_agent.config import build_config, to_toml
+from hrm_agent.config import BY_MODEL, build_config, to_toml
 from hrm_agent.environment.remote.address import kept_token_file
 from hrm_agent.environment.remote.sockets import listen_tcp
 from hrm_agent.frozen_heap import frozen_heap
@@ -56,8 +56,9 @@ class ServeConfig(RunSettings, GraphOptions):
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature of requests that set none; 0 takes the most probable token; none: 1, and of a hosted model
     its provider's own."""
-    max_tokens: int = Field(default=512, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]  # it is frozen
-    """Most completion tokens of one reply; a request may ask for fewer."""
+    max_tokens: Annotated[int | None, BY_MODEL] = Field(default=None, ge=1)
+    """Most completion tokens of one reply; a request may ask for fewer. By the model: half of its context, 2048 at
+    most; of a hosted model its own limit, and a request's is sent."""
 
 
 def run(words: list[str]) -> int:
@@ -92,7 +93,7 @@ def _keeping(config: ServeConfig, store: RunStore) -> Callable[[Episode, Samplin
 
     def keep(episode: Episode, sampling: Sampling) -> None:
         context = {name: value for name, value in episode.context.items() if not holds_none(value)}
-        own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens")}
+        own = sampling.model_dump(include=sampling.model_fields_set & {"temperature", "top_p", "max_tokens"})
         own |= {"graph": episode.graph, "seed": episode.seed, "context": context}
         store.options.write_later(episode.thread_id, to_toml(options.model_copy(update=own), "run"))
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Advance, Output, progress, remark
 from hrm_agent.cli.common.printer import Printer
+from hrm_agent.cli.training.by_model import fitted_demo
 from hrm_agent.cli.training.train import watched
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.files import alone_in
@@ -38,7 +39,7 @@ def run(words: list[str]) -> int:
         setattr(arguments, "config:train.track", arguments.track)
     config = config_from(arguments, DemoConfig, "demo")
     if arguments.dry_run:
-        print_config(config, "demo", as_json=arguments.json)
+        print_config(fitted_demo(config, arguments.out)[0], "demo", as_json=arguments.json)
         return 0
     demo_run(config, arguments.out, Output(as_json=arguments.json))
     return 0
@@ -51,6 +52,9 @@ def demo_run(config: DemoConfig, folder: Path, output: Output) -> None:
     require_one_process()
     require_trackers(config.train)
     printer = Printer(Output(as_json=output.as_json))
+    config, choice = fitted_demo(config, folder)
+    if choice.warning:
+        remark(choice.warning)
     with alone_in(folder), _Stages() as stages:
         compare_on_resume(config, "demo", folder, free=frozenset(f"train.{key}" for key in FREE_ON_RESUME))
         save_config(config, "demo", folder)

@@ -17,6 +17,7 @@ from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.cli.main import command_list, fitted
+from hrm_agent.cli.training.by_model import fitted_rl, fitted_sft, say_chosen, shown_rl, shown_sft
 from hrm_agent.cli.training.panel import panel
 from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
 from hrm_agent.errors import ConfigError, ModelError, RunError, TaskError, nearest
@@ -59,7 +60,7 @@ def _rl(words: list[str]) -> int:
         setattr(arguments, "config:source", arguments.source)
     config = config_from(arguments, GrpoConfig, "train rl")
     if arguments.dry_run:
-        print_config(config, "train rl", as_json=arguments.json)
+        print_config(shown_rl(config, arguments.out), "train rl", as_json=arguments.json)
         return 0
     in_file = read_config_file(arguments.config, "train rl") if arguments.config else {}
     one_pass = bool(config.source) and getattr(arguments, "config:steps") is None and "steps" not in in_file
@@ -104,6 +105,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     # Before there is a folder: what cannot be trained leaves nothing behind.
     require_trackers(config)
     model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
+    config, choice = fitted_rl(config, folder)
     if config.rewards is not None:
         load_rubric(config.rewards)
     said: list[str] = []
@@ -125,6 +127,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
         taken_up = _is_taken_up(config, "train rl", folder)
         with tracking(config, config, "train rl", folder, remark, first_step=1):
             if taken_up:
+                say_chosen(choice, output)
                 for line in said:
                     output.say(line)
                 with progress(config.select.algorithm, config.steps) as advance, _withdrawn(folder, is_new=is_new):
@@ -191,6 +194,7 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
     """
     from hrm_agent.training.checkpoints import Checkpoints, has_model
     from hrm_agent.training.configs import FREE_IN_TRAINING, GrpoConfig
+    from hrm_agent.training.fitted_config import decided
     from hrm_agent.training.schedule import Schedule, refuse_other_course
 
     earlier_version = (folder / "checkpoint").is_dir() and not (folder / "checkpoints").is_dir()
@@ -201,10 +205,12 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
         before = build_config(type(config), kept, CONFIG_FILE, on_record=True)
         optim = config.optim if isinstance(config, GrpoConfig) else config
         least = config.optim.least_rate if isinstance(config, GrpoConfig) else 0.0
-        schedule = Schedule(config.steps, optim.warmup_steps, optim.cooldown, optim.fall, least)
-        taken = max(Checkpoints(folder).newest_step, _steps_on_record(config, before.steps, folder))
-        refuse_other_course(schedule, before.steps, taken, folder)
-        if has_model(folder, config.steps):
+        steps, steps_before = decided(config.steps, "steps"), decided(before.steps, "steps")
+        warmup_steps = decided(optim.warmup_steps, "warmup_steps")
+        schedule = Schedule(steps, warmup_steps, optim.cooldown, optim.fall, least)
+        taken = max(Checkpoints(folder).newest_step, _steps_on_record(config, steps_before, folder))
+        refuse_other_course(schedule, steps_before, taken, folder)
+        if has_model(folder, steps):
             compare_on_resume(config, command, folder, free=free - {"data"})
             return False
     if writes:
@@ -224,7 +230,7 @@ def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, fol
         return steps_with_rollouts(store, run_id_of(folder), config.rollout.versions_behind)
 
 
-def _nothing_left(folder: Path, steps: int) -> str:
+def _nothing_left(folder: Path, steps: int | None) -> str:
     return f"The run in {folder} has taken its {steps} steps already: nothing was done. More: --steps N."
 
 
@@ -260,7 +266,7 @@ def _sft(words: list[str]) -> int:
             setattr(arguments, f"config:{name}", given)
     config = config_from(arguments, FineTuneConfig, "train sft")
     if arguments.dry_run:
-        print_config(config, "train sft", as_json=arguments.json)
+        print_config(shown_sft(config, arguments.out), "train sft", as_json=arguments.json)
         return 0
     fine_tune(config, run_folder(arguments.out, "sft"), Output(as_json=arguments.json))
     return 0
@@ -279,6 +285,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     main = is_first_process()  # of those that share the batches, the one that writes
     chosen = select(config) if main and config.source and not (folder / CONVERSATIONS).is_file() else None
     require_trackers(config)
+    config, choice = fitted_sft(config, folder, chosen.report.rows if chosen is not None else None)
     with alone_in(folder) if main else nullcontext():
         taken_up = _is_taken_up(config, "train sft", folder, writes=main)
         with tracking(config, config, "train sft", folder, remark) if main else nullcontext():
@@ -287,6 +294,8 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
                     chosen.write(folder)
                     for line in chosen.lines():
                         output.say(line)
+                if main:
+                    say_chosen(choice, output)
                 _fine_tune(config, folder, writes=main)
             else:
                 output.say(_nothing_left(folder, config.steps))
@@ -315,8 +324,10 @@ def _with_whole_paths(config: FineTuneConfig) -> FineTuneConfig:
 
 
 def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
+    """Train on what the configuration names, and save the model."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS
     from hrm_agent.training.checkpoints import Checkpoints, keep_model
+    from hrm_agent.training.fitted_config import decided
     from hrm_agent.training.metrics import NOT_FINITE
     from hrm_agent.training.sft import read_chats, train_sft, wait_for_all
     from hrm_agent.training.trained_policy import TrainedPolicy
@@ -327,9 +338,11 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     conversations = read_chats(data)
     if not conversations:
         raise TaskError(f"{data} holds no conversation.", 'A line: {"messages": [...]}.')
+    config, _ = fitted_sft(config, folder, len(conversations))  # of a process that had not seen them
+    steps = decided(config.steps, "steps")
     # In half precision an update at a small learning rate is lost in the rounding.
     policy = TrainedPolicy.load(config.policy, config.adapter, dtype="float32", device="cpu", seed=config.seed)
-    with progress("sft", config.steps) as advance:
+    with progress("sft", steps) as advance:
         train_sft(
             policy.model,
             policy.codec,
@@ -344,10 +357,10 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
                 int(row["step"]),
             ),
         )
-    card = f"# {folder.name}\n\n{config.policy}, fine-tuned by {config.steps} steps on {data.name} "
+    card = f"# {folder.name}\n\n{config.policy}, fine-tuned by {steps} steps on {data.name} "
     card += "(`hrm-agent train sft`).\n"
     if writes:
-        keep_model(folder, config.steps, lambda part: policy.save(part, card))
+        keep_model(folder, steps, lambda part: policy.save(part, card))
 
 
 _KINDS: dict[str, Callable[[list[str]], int]] = {"rl": _rl, "sft": _sft}

@@ -47,6 +47,7 @@ from hrm_agent.models.local.packed_attention import not_in_process, replica
 from hrm_agent.models.local.pending_request import PendingRequest, no_distribution, objection
 from hrm_agent.models.local.role_adapters import route_of
 from hrm_agent.models.local.sampling import Held, sample_rows, seed_state, uniform
+from hrm_agent.models.own_defaults import OWN_KEY, own_defaults, usual_answer
 from hrm_agent.trajectory import FinishReason, LogprobKind
 
 __all__ = ["TransformersEngine"]
@@ -85,6 +86,9 @@ class TransformersEngine:
         )
         self.policy_version = 0
         self.max_length = min(filter(None, (max_length, longest_conversation(model))))
+        own = own_defaults({OWN_KEY: getattr(model.config, OWN_KEY, None)}, name)
+        self.usual_answer = own.run.max_tokens or usual_answer(self.max_length)
+        """Most completion tokens of an answer for which nobody named a limit."""
         self.fed_tokens = 0
         """Tokens that went through the model so far; what was found in the cache is not among them."""
         self.sampled_tokens = 0

@@ -37,6 +37,7 @@ from hrm_agent.async_bridge import BackgroundLoop
 from hrm_agent.errors import ContextLengthError, ModelError, to_install
 from hrm_agent.models.capabilities import Capabilities, Speech
 from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.own_defaults import usual_answer
 from hrm_agent.models.vllm.answer import VllmReply, request_body
 from hrm_agent.models.vllm.connection import Connection
 from hrm_agent.models.vllm.server import Refusal, Served, VllmAddress, look_up, parse_address, server_tokens
@@ -68,6 +69,8 @@ class VllmEngine:
         """Prefixes in the server's cache are found by requests with the same one only; empty: by all without any."""
         self.max_length = served.max_length
         """Prompt and answer are at most so many tokens; None where the server did not say."""
+        self.usual_answer = usual_answer(served.max_length)
+        """Most completion tokens of an answer for which nobody named a limit."""
         self._address = address
         self._closed = self._hanging_up = False
         self._process = os.getpid()

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hrm_agent.models.own_defaults import UsualAnswer
 from hrm_agent.runtime.episode import HISTORY
 from hrm_agent.runtime.serving.answers import reasoning
 from hrm_agent.trajectory import Sampling, TaskRef
@@ -100,10 +101,16 @@ class ChatRequest:
         metadata = {HISTORY: list(self.history)} if self.history else {}
         return TaskRef(id=name, family="chat", prompt=self.prompt, metadata=metadata)
 
-    def sampled_by(self, base: Sampling) -> Sampling:
-        """The server's parameters with the client's in their place; of token limits the lower holds."""
-        limit = min(base.max_tokens, self.max_tokens or base.max_tokens)
-        return base.model_copy(update={**self.sampling, "max_tokens": limit})
+    def sampled_by(self, base: Sampling, backend: object) -> Sampling:
+        """The server's parameters with the client's in their place; of token limits the lower holds.
+
+        Without a limit of the server's it is the usual one of `backend`'s model, if that is an engine.
+        """
+        most = base.max_tokens if "max_tokens" in base.model_fields_set else None
+        if most is None and isinstance(backend, UsualAnswer):
+            most = backend.usual_answer
+        limit = {} if self.max_tokens is None else {"max_tokens": min(most or self.max_tokens, self.max_tokens)}
+        return base.model_copy(update={**self.sampling, **limit})
 
     def context_over(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """The server's options with the client's in their place; of limits the lower holds, the server's or, where it

@@ -107,7 +107,8 @@ class Chats:
 
     async def run(self, asked: ChatRequest, episode: Episode, stream_out: AnswerStream, *, lasting: bool) -> Trajectory:
         """Run, resume or read back. `lasting`: the client may come again for the thread."""
-        runner = replace(self._runner, sampling=asked.sampled_by(self._runner.sampling), takes_up_stopped=True)
+        sampling = asked.sampled_by(self._runner.sampling, self._runner.backend)
+        runner = replace(self._runner, sampling=sampling, takes_up_stopped=True)
         known = runner.store.journal.find_trajectory(episode.trajectory_id)
         answer = NO_ANSWER
         if known is not None and (known.graph, known.task) != (episode.graph, episode.task):

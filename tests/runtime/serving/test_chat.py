@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -16,7 +17,7 @@ from hrm_agent.models.policy_loader import load_codec
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.runtime.serving.requests import DEFAULT_LIMITS, OTHER_LIMIT, RefusedError, read_request
 from hrm_agent.testing import wait_until
-from hrm_agent.trajectory import RunStatus, StopReason
+from hrm_agent.trajectory import RunStatus, Sampling, StopReason
 from hrm_agent.trajectory.lint import lint
 from tests.runtime.serving.conftest import TOKEN, Serve, Served
 from tests.support.graphs.scripts import boxed, multiplier
@@ -355,6 +356,27 @@ async def refused(session: aiohttp.ClientSession, served: Served, status: int, *
         error = (await answer.json())["error"]
         assert error.keys() == {"message", "type", "param", "code"}
         return error["message"]
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "usual", "limit"),
+    [
+        ({}, None, 2048, None),
+        ({}, 300, 2048, 300),
+        ({}, 9000, 2048, 2048),
+        ({}, 9000, None, 9000),
+        ({"max_tokens": 100}, None, 2048, 100),
+        ({"max_tokens": 100}, 300, 2048, 100),
+        ({"max_tokens": 4000}, 3000, 2048, 3000),
+    ],
+)
+def test_of_limits_the_lower_holds_and_none_is_made_up(
+    server: dict[str, int], client: int | None, usual: int | None, limit: int | None
+) -> None:
+    asked = read_request({"model": "m", "messages": ASK, "max_tokens": client, "temperature": 0.5})
+    sampling = asked.sampled_by(Sampling(**server), SimpleNamespace(**({"usual_answer": usual} if usual else {})))
+    assert sampling.temperature == 0.5
+    assert (sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None) == limit
 
 
 async def test_a_connection_that_says_nothing_or_half_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,112 @@
+"""Facts of a model before its weights are loaded, on which defaults depend: its size, its context, its own defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from hrm_agent.models.own_defaults import OWN_KEY, OwnDefaults, own_defaults, usual_answer
+from hrm_agent.models.policy_loader import model_folder
+
+__all__ = ["ModelFacts", "ModelSize", "facts_of", "facts_of_loaded"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Numbers that follow from a model's architecture. Unknown ones are None."""
+
+    parameters: int | None = None
+    """Number of weights."""
+    context: int | None = None
+    """Tokens that the model takes, answer included."""
+    bytes_per_token: int | None = None
+    """Memory that a token of a micro-batch takes in a training, roughly."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts that defaults depend on."""
+
+    own: OwnDefaults
+    """Defaults that the model brings along."""
+    measure: Callable[[], ModelSize]
+    """Gives the size, for which torch and transformers are imported: only asked for where a default needs it."""
+
+    @property
+    def answer(self) -> int:
+        """Most completion tokens of an answer for which nobody named a limit."""
+        return self.own.run.max_tokens or usual_answer(self.measure().context)
+
+
+def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
+    """Facts of a model that is to be trained, or of the one under an `adapter`; no weights are read.
+
+    Raises `ModelError` for a model that cannot be trained.
+    """
+    folder = model_folder(name, adapter=adapter)
+    path = Path(folder, "config.json")
+    if not Path(folder).is_dir():
+        config = _hub_config(folder)
+        own = own_defaults({OWN_KEY: getattr(config, OWN_KEY, None)}, name)
+        return ModelFacts(own, partial(_measured, config))
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # said better where the model is loaded
+        read = {}
+    own = own_defaults(cast("dict[str, Any]", read) if isinstance(read, dict) else {}, name)
+    return ModelFacts(own, lambda: _measured(_hub_config(folder)))
+
+
+def facts_of_loaded(model: Any) -> ModelFacts:
+    """Facts of a causal LM of transformers."""
+    own = own_defaults({OWN_KEY: getattr(model.config, OWN_KEY, None)}, str(getattr(model.config, "name_or_path", "")))
+    return ModelFacts(own, partial(_size_of, model))
+
+
+def _hub_config(path_or_name: str) -> Any:
+    """The configuration as transformers reads it (None: it cannot, which is said better where the model is loaded)."""
+    try:
+        import transformers
+
+        library: Any = transformers
+        return library.AutoConfig.from_pretrained(path_or_name, trust_remote_code=False)
+    except Exception:  # whatever the files made the library raise
+        return None
+
+
+def _measured(config: Any) -> ModelSize:
+    """By a model without weights, which has their shapes."""
+    try:
+        import torch
+        import transformers
+
+        library: Any = transformers
+        with torch.device("meta"):
+            return _size_of(library.AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+    except Exception:  # of an architecture that the library does not know, for example
+        return ModelSize()
+
+
+def _size_of(model: Any) -> ModelSize:
+    from hrm_agent.models.local.model_inspection import longest_conversation
+
+    adapters = sum(each.numel() for name, each in model.named_parameters() if ".lora_" in name)
+    try:
+        context = longest_conversation(model)
+    except (AttributeError, TypeError):  # an architecture without positions
+        context = None
+    return ModelSize(int(model.num_parameters()) - adapters, context, _bytes_per_token(model.config.get_text_config()))
+
+
+def _bytes_per_token(config: Any) -> int | None:
+    """Single precision of what layers keep for the backward pass, and of the logits with their gradient."""
+    try:
+        width, layers = int(config.hidden_size), int(config.num_hidden_layers)
+        inner = int(getattr(config, "intermediate_size", None) or 4 * width)
+        return 4 * (layers * (16 * width + 6 * inner) + 3 * int(config.vocab_size))
+    except (AttributeError, TypeError, ValueError):
+        return None

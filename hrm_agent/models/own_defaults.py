@@ -1,0 +1,131 @@
+"""Defaults that depend on the model: what its folder brings along, and how long an answer may be.
+
+A default that suits one model ruins another. A model that is no usual one says itself what suits it, below the key
+`hrm_agent` of its `config.json`: transformers keeps such a key when it saves a model, so that what is trained from the
+model has it, too.
+
+    "hrm_agent": {"run": {"max_tokens": 512}, "train_rl": {"learning_rate": 0.0005}, "train_sft": {"steps": 400}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hrm_agent.errors import ModelError
+from hrm_agent.trajectory import Sampling
+
+__all__ = [
+    "OWN_KEY",
+    "OwnDefaults",
+    "RlDefaults",
+    "RunDefaults",
+    "SftDefaults",
+    "UsualAnswer",
+    "own_defaults",
+    "usual_answer",
+    "with_limit",
+]
+
+OWN_KEY = "hrm_agent"
+"""Key of a model's configuration below which its own defaults stand."""
+_MOST = 2048
+"""Tokens of an answer for which nobody named a limit: room to reason, and an end to an answer that has none."""
+
+
+class RunDefaults(BaseModel):
+    """Defaults of every command that samples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most completion tokens of one reply; None: by the context."""
+
+
+class RlDefaults(BaseModel):
+    """Defaults of `train rl`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learning_rate: float | None = Field(default=None, gt=0)
+    """AdamW's learning rate; None: by the size."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most completion tokens of one reply; None: as in every other command."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one forward pass; None: by the size."""
+
+
+class SftDefaults(BaseModel):
+    """Defaults of `train sft`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps; None: by the number of conversations."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Conversations of one step; None: by the number of conversations."""
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one forward pass; None: by the size."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """AdamW's learning rate; None: by the size."""
+    matrix_learning_rate: float | None = Field(default=None, gt=0)
+    """Muon's learning rate; None: by that of AdamW."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """First steps, in which the learning rate rises; None: by the number of steps."""
+
+
+class OwnDefaults(BaseModel):
+    """Defaults that a model brings along in its configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: RunDefaults = RunDefaults()
+    """Defaults of every command that samples."""
+    train_rl: RlDefaults = RlDefaults()
+    """Defaults of reinforcement learning."""
+    train_sft: SftDefaults = SftDefaults()
+    """Defaults of supervised fine-tuning."""
+
+
+@runtime_checkable
+class UsualAnswer(Protocol):
+    """An engine that knows how long an answer of its model may be where nobody named a limit."""
+
+    @property
+    def usual_answer(self) -> int:
+        """Completion tokens."""
+        ...
+
+
+def usual_answer(context: int | None) -> int:
+    """Most completion tokens of an answer for which nobody named a limit: half of the context, 2,048 at most.
+
+    A context that is not known (None) may be a short one: then it is the default of `Sampling`.
+    """
+    return Sampling().max_tokens if context is None else max(1, min(context // 2, _MOST))
+
+
+def with_limit(sampling: Sampling, engine: object, asked: int | None) -> Sampling:
+    """The parameters by which `engine` is to sample: its model's own limit of tokens where none is set.
+
+    `asked`: a limit that the graph named in the call.
+    """
+    if "max_tokens" in sampling.model_fields_set or not isinstance(engine, UsualAnswer):
+        return sampling
+    limit = min(asked or engine.usual_answer, engine.usual_answer)
+    return sampling if limit == sampling.max_tokens else sampling.model_copy(update={"max_tokens": limit})
+
+
+def own_defaults(config: Mapping[str, Any], where: str) -> OwnDefaults:
+    """The defaults in a model's configuration. Raises `ModelError` for a key or a value that means nothing."""
+    try:
+        return OwnDefaults.model_validate(config.get(OWN_KEY) or {})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join([OWN_KEY, *map(str, first["loc"])])
+        raise ModelError(
+            f"The configuration of {where!r} has no valid {place}: {first['msg']}, not {first['input']!r}.",
+            f"Correct it in config.json, or leave {OWN_KEY} out.",
+        ) from error
