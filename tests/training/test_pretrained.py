@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from hrm_agent.cli.main import main
-from hrm_agent.errors import ModelError
 from hrm_agent.models.adapter_folder import on_its_base
 from hrm_agent.models.local.load_weights import load_for_answers
 from hrm_agent.models.model_string import parse_model
 from hrm_agent.models.policy_loader import model_folder
 from tests.support.training.english import perplexity, write_conversations
-
-NAME = "smollm2-135m"
-
-
-@pytest.fixture(scope="session")
-def pretrained() -> str:
-    """A folder with SmolLM2-135M-Instruct, or with another model that HRM_AGENT_PRETRAINED names."""
-    named = os.environ.get("HRM_AGENT_PRETRAINED") or NAME
-    try:
-        return model_folder(named)
-    except ModelError as error:
-        pytest.skip(f"no pretrained model: {error.message}")
 
 
 def measured(name: str) -> float:
@@ -37,11 +23,11 @@ def measured(name: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--lora-rank", "8")], ids=["whole", "lora"])
 def test_three_steps_with_the_defaults_leave_a_pretrained_model_its_english(
-    flags: tuple[str, ...], pretrained: str, tmp_path: Path
+    flags: tuple[str, ...], real_model: str, tmp_path: Path
 ) -> None:
-    before = measured(pretrained)
+    before = measured(model_folder(real_model))
     data, run = write_conversations(tmp_path / "chats.jsonl"), tmp_path / "run"
-    words = ("train", "sft", str(data), "--policy", pretrained, "--steps", "3", "--out", str(run))
+    words = ("train", "sft", str(data), "--policy", real_model, "--steps", "3", "--out", str(run))
     assert main([*words, *flags]) == 0
     after = measured(str(run / "model"))
     print(f"\nperplexity of ten paragraphs: {before:.2f} before, {after:.2f} after{' '.join(('', *flags))}")

@@ -65,10 +65,10 @@ class RendererCodec(ChatTemplateCodec):
         """For another process the tokenizer and what was asked say all."""
         return _rebuilt, (type(self), self.tokenizer, self._renderer_name, *self._asked)
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> ParsedTurn:
-        """Content, thoughts and tool calls of an answer's text."""
-        if self.dialect.form.name != _OWN_FORM:
-            return super().parse(text, tools)
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
+        """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
+        if self.dialect.form.name != _OWN_FORM or not thinks:
+            return super().parse(text, tools, thinks=thinks)
         return self._read(self._ids(self._guard.text(text, self._ends_pattern)), schemas_of(tools), self._header_ids)
 
     # in the place of the template
