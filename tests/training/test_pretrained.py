@@ -10,13 +10,13 @@ from hrm_agent.cli.main import main
 from hrm_agent.models.adapter_folder import on_its_base
 from hrm_agent.models.local.load_weights import load_for_answers
 from hrm_agent.models.model_string import parse_model
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.policy_loader import local_folder
 from tests.support.training.english import perplexity, write_conversations
 
 
 def measured(name: str) -> float:
     whole = on_its_base(parse_model(name))
-    model, tokenizer = load_for_answers(whole.name, whole.options)
+    model, tokenizer = load_for_answers(local_folder(whole), whole.options)
     return perplexity(model, tokenizer)
 
 
@@ -25,7 +25,7 @@ def measured(name: str) -> float:
 def test_three_steps_with_the_defaults_leave_a_pretrained_model_its_english(
     flags: tuple[str, ...], real_model: str, tmp_path: Path
 ) -> None:
-    before = measured(model_folder(real_model))
+    before = measured(real_model)
     data, run = write_conversations(tmp_path / "chats.jsonl"), tmp_path / "run"
     words = ("train", "sft", str(data), "--policy", real_model, "--steps", "3", "--out", str(run))
     assert main([*words, *flags]) == 0

@@ -57,13 +57,23 @@ SCALARS: tuple[Any, ...] = (
 )
 NAMES = ("echo", "add", "", "echo ", "python", "\x00", "ech\u00f6", "x" * 300, "final_answer", "__class__", "a/b")
 REFUSALS = (
-    "{% if message.tool_calls | length > 1 %}{{ raise_exception('only single tool-calls at once') }}{% endif %}",
-    "{% if message.content == '' %}{{ raise_exception('an answer needs a text') }}{% endif %}",
-    "{% for c in message.tool_calls or [] %}{{ c.function.arguments.items() | list | first | first + 1 }}{% endfor %}",
+    (
+        "{% if message.tool_calls | selectattr('function.name', 'equalto', 'echo') | list | length > 1 %}"
+        "{{ raise_exception('only single tool-calls at once') }}{% endif %}"
+    ),
+    (
+        "{% if message.content == '' and message.tool_calls and message.tool_calls[0].function.name == 'echo' %}"
+        "{{ raise_exception('an answer needs a text') }}{% endif %}"
+    ),
+    (
+        "{% for c in message.tool_calls or [] if c.function.name == 'echo' %}"
+        "{{ c.function.arguments.items() | list | first | first + 1 }}{% endfor %}"
+    ),
     "{% for c in message.tool_calls or [] %}{{ 7 // (c.function.arguments | length - 1) }}{% endfor %}",
     "{% if message.content | length > 40 %}{{ message.content.missing.attribute }}{% endif %}",
 )
-"""Templates that refuse an answer, in words or by an error of the program that a template is."""
+"""Templates that refuse an answer, in words or by an error of the program that a template is. What they refuse of any
+tool's calls a codec finds out when it is opened: these refuse what shows only later."""
 
 
 def hostile_answer(rng: random.Random) -> str:
