@@ -27,7 +27,7 @@ from uuid import uuid4
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, InvalidToolCall
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
@@ -46,6 +46,7 @@ from hrm_agent.models.call_recording import (
     find_prefix,
     open_call,
 )
+from hrm_agent.models.codec.messages import INVALID_CALLS, invalid_tool_calls
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest, TextStream
 from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options, sent_sampling
@@ -56,8 +57,6 @@ from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording
 from hrm_agent.trajectory.identity import graph_identity, metadata_of
 
 __all__ = ["PolicyModel", "invalid_tool_calls", "policy"]
-
-_INVALID = "invalid_tool_calls"
 
 
 class PolicyModel(BaseChatModel):
@@ -426,7 +425,7 @@ class _TextStream:
         message = self._job.recorded
         assert message is not None
         if message.invalid_tool_calls:
-            metadata = message.response_metadata | {_INVALID: message.invalid_tool_calls}
+            metadata = message.response_metadata | {INVALID_CALLS: message.invalid_tool_calls}
             message = message.model_copy(update={"invalid_tool_calls": [], "response_metadata": metadata})
         if self._shown:
             text = message.text
@@ -437,11 +436,6 @@ class _TextStream:
 
 def _result(message: AIMessage) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def invalid_tool_calls(message: AIMessage) -> list[InvalidToolCall]:
-    """The tool calls of a message that could not be decoded, whether it was streamed or not."""
-    return message.invalid_tool_calls or message.response_metadata.get(_INVALID, [])
 
 
 def policy(

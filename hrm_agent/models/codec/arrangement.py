@@ -81,25 +81,28 @@ class Arranging:
         turn: Turn = {"role": "assistant", "content": guards.own(content)}
         calls = [{"name": call["name"], "args": call["args"], "id": call["id"]} for call in message.tool_calls]
         if calls and (not dialect.shape.calls or (len(calls) > 1 and not dialect.shape.parallel)):
-            turn["content"] += dialect.form.write([guards.tree(call) for call in calls])
+            words = turn["content"] if dialect.form.words else ""
+            turn["content"] = words + dialect.form.write([guards.tree(call) for call in calls])
             calls = []
         if calls:
             turn["tool_calls"] = [self._call(call) for call in calls]
-        if reasoning and dialect.thoughts is not None:
-            self._think(turn, guards.text(reasoning))
+        thought = guards.text(reasoning or "")
+        placeless = not dialect.shape.words or (dialect.shape.exclusive and bool(reasoning))
+        if calls and placeless and turn["content"].strip():
+            # The template has no place for words beside this call: they stand where its thoughts do.
+            thought = "\n\n".join(filter(None, (thought, turn["content"])))
+            turn["content"] = ""
+        if thought and dialect.thoughts is not None:
+            self._think(turn, thought)
         return turn
 
-    def _think(self, turn: Turn, reasoning: str) -> None:
+    def _think(self, turn: Turn, thought: str) -> None:
         thoughts = self.dialect.thoughts
         assert thoughts is not None
-        if thoughts.field is None:
-            if thoughts.in_content:
-                turn["content"] = thoughts.written(reasoning, turn["content"])
-        elif self.dialect.shape.exclusive and turn.get("tool_calls") and turn["content"]:
-            turn[thoughts.field] = f"{reasoning}\n\n{turn['content']}"
-            turn["content"] = ""
-        else:
-            turn[thoughts.field] = reasoning
+        if thoughts.field is not None:
+            turn[thoughts.field] = thought
+        elif thoughts.in_content:
+            turn["content"] = thoughts.written(thought, turn["content"])
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         guarded = self.guards.tree({"name": call["name"], "arguments": call["args"]})

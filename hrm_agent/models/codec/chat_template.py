@@ -38,6 +38,7 @@ from hrm_agent.models.codec.calls.form import schemas_of
 from hrm_agent.models.codec.control_tokens import ControlTokenGuard
 from hrm_agent.models.codec.dialect import Dialect, Ending, discover
 from hrm_agent.models.codec.encoders import own_encoder, plain_encoder
+from hrm_agent.models.codec.messages import invalid_tool_calls
 from hrm_agent.models.codec.stream_decoder import Hidden, StreamDecoder
 from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec, ParsedTurn, TemplateMismatch
@@ -135,7 +136,7 @@ class ChatTemplateCodec:
         try:
             rest = self._what_follows(turns, answered, offered, answer)
         except TemplateMismatch:
-            if not self._keeps(answer, messages[answered + 1 :]):
+            if not self._keeps(answer, turns[answered], messages[answered + 1 :]):
                 raise
             rest = self._what_follows_without_thoughts(turns, answered, offered)
         inserted = self._ids(rest)
@@ -160,7 +161,8 @@ class ChatTemplateCodec:
         seen, own = self._arranged(turns[:-1], offered), self._arranged(turns, offered, header=False)
         end = len(own.rstrip()) if ending.next_role else own.find(ending.text, len(seen))
         ids: list[int] = []
-        if own.startswith(seen) and end >= len(seen) and self._holds(own[len(seen) : end], message):
+        words = bool(self.dialect.form.words) or not message.tool_calls
+        if own.startswith(seen) and end >= len(seen) and self._holds(own[len(seen) : end], message, words=words):
             ids = self._ids(own[len(seen) : end])
         if not ids or not self.control_token_ids.isdisjoint(ids):  # it writes more than the answer there
             ids = self._ids(self._written(message))
@@ -180,8 +182,8 @@ class ChatTemplateCodec:
     def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
         """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
         form, thoughts = self.dialect.form, self.dialect.thoughts
-        if form.shown_after:
-            return form.read(text if thinks else form.shown_after + text, schemas_of(tools))
+        if form.header:
+            return form.read(text if thinks else form.shown_after[0] + text, schemas_of(tools))
         reasoning, rest = thoughts.split(text) if thoughts is not None and thinks else (None, text)
         if form.opening and not tools:
             return ParsedTurn(rest, reasoning=reasoning)
@@ -209,7 +211,8 @@ class ChatTemplateCodec:
     def stream(self, *, thinks: bool = True) -> StreamDecoder:
         """A decoder for one answer that is being sampled."""
         return StreamDecoder(
-            self.decode, self._hidden if thinks else replace(self._hidden, thoughts=None, opened=False)
+            self.decode,
+            self._hidden if thinks else replace(self._hidden, thoughts=None, opened=False, header="", shown_after=()),
         )
 
     # what was found out, as tokens
@@ -243,9 +246,9 @@ class ChatTemplateCodec:
         self._frame_ids = special
         self._frame_text = dialect.answer.text
         opened = thoughts is not None and thoughts.opened
-        shown_after = dialect.form.shown_after
-        pair = ("", shown_after) if shown_after else (thoughts.open, thoughts.close) if thoughts else None
-        self._hidden = Hidden(dialect.form.marks, dialect.form.opening, pair, opened or bool(shown_after))
+        form = dialect.form
+        pair = (thoughts.open, thoughts.close) if thoughts is not None and not form.header else None
+        self._hidden = Hidden(form.marks, form.opening, pair, opened and not form.header, form.header, form.shown_after)
 
     def _set_guard(self, spellings: dict[int, str], controls: Sequence[str]) -> None:
         normalizer = self._encoder.normalizer
@@ -279,7 +282,8 @@ class ChatTemplateCodec:
             end = len(own.rstrip()) if ending.next_role else own.find(ending.text, len(seen))
             if end < 0 or not full.startswith(own[:end]):
                 raise TemplateMismatch("the chat template does not write the end of the answered turn")
-        if not self._holds(full[len(seen) : end], answer):
+        words = self.dialect.shape.words or not turns[answered].get("tool_calls")
+        if not self._holds(full[len(seen) : end], answer, words=words):
             raise TemplateMismatch("the chat template does not keep the text of the answered turn")
         return full[end:].lstrip() if ending.next_role else full[end:]
 
@@ -297,24 +301,26 @@ class ChatTemplateCodec:
             raise TemplateMismatch("the chat template does not write the end of the answered turn")
         return after[end:].lstrip() if ending.next_role else after[end:]
 
-    def _keeps(self, answer: AIMessage, following: Sequence[BaseMessage]) -> bool:
+    def _keeps(self, answer: AIMessage, turn: Any, following: Sequence[BaseMessage]) -> bool:
         """True where thoughts stay though the template drops them: it was asked for, or they led to a call, and the
-        template has no place for such thoughts, knows nothing of calls, or would drop no more than empty thoughts.
+        template has no place for such thoughts or for the call (it could not be read, say), or would drop no more than
+        empty thoughts.
         """
         thoughts = self.dialect.thoughts
         unknown = thoughts is not None and thoughts.field is None and not thoughts.in_content
         empty = thoughts is not None and thoughts.opened and not (reasoning_of(answer) or "").strip()
-        in_loop = bool(answer.tool_calls) and all(isinstance(message, ToolMessage) for message in following)
-        return self.keep_thoughts or (in_loop and (unknown or empty or self.dialect.shape.prompted))
+        calls = bool(answer.tool_calls or invalid_tool_calls(answer))
+        in_loop = calls and all(isinstance(message, ToolMessage) for message in following)
+        return self.keep_thoughts or (in_loop and (unknown or empty or not turn.get("tool_calls")))
 
     def _ending(self, turn: Any) -> Ending:
         return self.dialect.call if turn.get("tool_calls") else self.dialect.answer
 
-    def _holds(self, rendered: str, message: AIMessage) -> bool:
-        """True if the words and thoughts of an answer stand in what the template wrote."""
+    def _holds(self, rendered: str, message: AIMessage, *, words: bool = True) -> bool:
+        """True if the words (where they are wanted) and thoughts of an answer stand in what the template wrote."""
         reasoning, content = thoughts_and_content(message, self.dialect)
         written = _squeezed(self._unguarded(rendered))
-        wanted = (_squeezed(without_surrogates(text)) for text in (content, reasoning or ""))
+        wanted = (_squeezed(without_surrogates(text)) for text in (content if words else "", reasoning or ""))
         return all(text in written for text in wanted)
 
     def _unguarded(self, rendered: str) -> str:
@@ -322,22 +328,29 @@ class ChatTemplateCodec:
 
     def _written(self, message: AIMessage) -> str:
         """An answer as the policy would write it, where the template does not."""
-        dialect, guard = self.dialect, self._guard
-        reasoning, content = thoughts_and_content(message, dialect)
+        form, thoughts, guard = self.dialect.form, self.dialect.thoughts, self._guard
+        reasoning, content = thoughts_and_content(message, self.dialect)
         text = guard.text(content, self._ends_pattern)
         calls = [guard.tree({"name": c["name"], "args": c["args"]}, self._tags) for c in message.tool_calls]
-        text += dialect.form.write(calls) if calls else ""
-        thoughts = dialect.thoughts
-        if thoughts is None or (reasoning is None and not thoughts.opened):
+        if calls:
+            text = (form.words.replace("{}", text) if text.strip() else "") + form.write(calls)
+        if thoughts is None:
             return text
-        written = thoughts.written(guard.text(reasoning or "", self._tags), text)
+        thought = guard.text(reasoning or "", self._tags)
+        if form.header:  # thoughts and words are messages of their own
+            end, header, begin = thoughts.close.partition(form.header)
+            text = text if calls else begin + text
+            return f"{thoughts.open}{thought}{end}{header}{text}" if thought else text
+        if reasoning is None and not thoughts.opened:
+            return text
+        written = thoughts.written(thought, text)
         return written.removeprefix(thoughts.open).removeprefix("\n") if thoughts.opened else written
 
     def _before_words(self) -> str:
         """What stands between the header of a prompt and the words of an answer without thoughts."""
         thoughts = self.dialect.thoughts
-        if self.dialect.form.shown_after:
-            return self.dialect.form.shown_after
+        if self.dialect.form.header:
+            return self.dialect.form.shown_after[0]
         return f"\n{thoughts.close}\n\n" if thoughts is not None and thoughts.opened else ""
 
     def _read_calls(self, text: str, tools: Sequence[dict[str, Any]]) -> bool:

@@ -71,6 +71,8 @@ class Shape:
     """It takes ids of calls of nine letters and digits only."""
     exclusive: bool = False
     """Beside a call it takes either content or thoughts."""
+    words: bool = True
+    """It writes words beside a call, and after the result goes on as without any."""
 
     @property
     def plain(self) -> bool:
@@ -222,6 +224,10 @@ class _Probing:
         orphans = self._holds(orphan, _RESULT, tools=[PROBE_TOOL])
         both = {**_called(shape), "content": _ANSWER, **dict.fromkeys(_FIELDS, _THOUGHT)}
         exclusive = not self._try([_turn("user", _QUESTION), both], [PROBE_TOOL], header=False)
+        talking = [_turn("user", _QUESTION), {**_called(shape), "content": _ANSWER}, _result(shape)]
+        silent = [_turn("user", _QUESTION), _called(shape), _result(shape)]
+        talked, _, goes_on = self._try(talking, [PROBE_TOOL]).rpartition(_RESULT)
+        words = _ANSWER in talked and goes_on == self._try(silent, [PROBE_TOOL]).rpartition(_RESULT)[2]
         return Shape(
             system=self._system,
             orphans=orphans,
@@ -230,6 +236,7 @@ class _Probing:
             text_arguments=shape.text_arguments,
             short_ids=shape.short_ids,
             exclusive=exclusive,
+            words=words,
         )
 
     def _unwritten(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    InvalidToolCall,
+    SystemMessage,
+    ToolMessage,
+)
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.calls.form import CallForm
 from hrm_agent.models.codec.calls.hermes import HERMES
 
-__all__ = ["answer_text", "message_role", "message_text"]
+__all__ = ["INVALID_CALLS", "answer_text", "invalid_tool_calls", "message_role", "message_text"]
+
+INVALID_CALLS = "invalid_tool_calls"
+"""Key of the `response_metadata` of a streamed answer."""
 
 _ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
     (SystemMessage, "system"),
@@ -47,8 +58,13 @@ def message_text(message: BaseMessage) -> str:
     return "".join(block if isinstance(block, str) else str(block.get("text", "")) for block in content)
 
 
+def invalid_tool_calls(message: AIMessage) -> list[InvalidToolCall]:
+    """The tool calls of a message that could not be decoded, whether it was streamed or not."""
+    return message.invalid_tool_calls or message.response_metadata.get(INVALID_CALLS, [])
+
+
 def answer_text(message: AIMessage, form: CallForm = HERMES) -> str:
     """Text of an answer with its undecodable calls, which no template has a place for, written out again."""
     before, after = form.around
-    raw = [f"{before}{call['args'] or ''}{after}" for call in message.invalid_tool_calls]
+    raw = [f"{before}{call['args'] or ''}{after}" for call in invalid_tool_calls(message)]
     return message_text(message) + "".join(raw)

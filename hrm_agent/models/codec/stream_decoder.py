@@ -28,6 +28,10 @@ class Hidden:
     """Before and after thoughts at the beginning."""
     opened: bool = False
     """An answer begins inside of thoughts."""
+    header: str = ""
+    """The end of the prompt, with which each message of an answer begins."""
+    shown_after: tuple[str, ...] = ()
+    """Behind a header. An answer is shown from the first one on, where there are any: the rest is no part of it."""
 
 
 _PLAIN = Hidden()
@@ -70,12 +74,14 @@ class StreamDecoder:
     def __init__(self, decode: Callable[[Sequence[int]], str], hidden: Hidden = _PLAIN) -> None:
         """`decode` is a codec's."""
         self._pieces = PieceDecoder(decode)
-        self._pending = ""
+        self._pending = hidden.header
         self._closed = False
         self._hidden = hidden
         self._thinking = hidden.opened
-        self._begun = not (hidden.thoughts or hidden.opening)
+        self._begun = not (hidden.thoughts or hidden.opening or hidden.shown_after)
         """What the answer begins with is known."""
+        self._after_thoughts = False
+        """Line ends at the beginning are no part of the answer."""
 
     def push(self, token_id: int) -> str:
         """The text that can be shown now that this token is known; often empty."""
@@ -97,6 +103,9 @@ class StreamDecoder:
             return ""
         if self._closed:
             return ""
+        if self._after_thoughts:
+            self._pending = self._pending.lstrip("\n")
+            self._after_thoughts = not self._pending
         found = [at for mark in self._hidden.marks if (at := self._pending.find(mark)) >= 0]
         self._closed = final or bool(found)
         if found:
@@ -107,14 +116,16 @@ class StreamDecoder:
         return text
 
     def _begin(self, *, final: bool) -> bool:
-        """Go past the thoughts; False while the beginning is not known."""
+        """Go past what stands before the answer; False while the beginning is not known."""
         while not self._begun or self._thinking:
+            if self._hidden.shown_after:
+                self._begun = self._go_past([self._hidden.header + mark for mark in self._hidden.shown_after])
+                return self._begun
             if self._thinking:
                 assert self._hidden.thoughts is not None
-                _, closed, rest = self._pending.partition(self._hidden.thoughts[1])
-                if not closed:
+                if not self._go_past(self._hidden.thoughts[1:]):
                     return False
-                self._pending, self._thinking, self._begun = rest, False, False
+                self._thinking, self._begun, self._after_thoughts = False, False, True
             stripped = self._pending.lstrip()
             openings = [self._hidden.thoughts[0]] if self._hidden.thoughts else []
             if any(stripped.startswith(each) for each in self._hidden.opening):
@@ -125,6 +136,16 @@ class StreamDecoder:
                 return False
             else:
                 self._begun = True
+        return True
+
+    def _go_past(self, marks: Sequence[str]) -> bool:
+        """Drop what is pending up to and with the first mark; False if there is none yet."""
+        found = [(at, len(mark)) for mark in marks if (at := self._pending.find(mark)) >= 0]
+        if not found:
+            kept = max(map(len, marks)) - 1
+            self._pending = self._pending[max(len(self._pending) - kept, 0) :]
+            return False
+        self._pending = self._pending[sum(min(found)) :]
         return True
 
 

@@ -7,11 +7,12 @@ its header. Thoughts go to a channel of their own and come back as `reasoning`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hrm_agent.models.codec.calls.form import (
     CallForm,
+    Scan,
     Schemas,
     add_invalid,
     add_named_call,
@@ -19,16 +20,16 @@ from hrm_agent.models.codec.calls.form import (
     json_text,
     skip_space,
 )
-from hrm_agent.models.codec.calls.tagged import ATEM, read_atem
+from hrm_agent.models.codec.calls.tagged import ATEM, after_atem, read_atem
 from hrm_agent.models.engine import ParsedTurn
 
 __all__ = ["HARMONY", "MUSE"]
 
-_NEXT = re.compile(r"<\|start\|>assistant")
+_NEXT = "<|start|>assistant"
 _BODY = "<|message|>"
 _HARMONY_END = re.compile(r"<\|(?:end|call|return)\|>")
 _MUSE_END = re.compile(r"<\|(?:eom|eot)\|>")
-_RECIPIENT = re.compile(r"(?:^|\s)to=(\S+?)(?=\s|<|$)")
+_RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
@@ -43,31 +44,47 @@ class _Message(NamedTuple):
     @property
     def recipient(self) -> str | None:
         found = _RECIPIENT.search(self.header)
-        return found.group(1) if found else None
+        return found.group(1) if found is not None else None
 
     @property
     def channel(self) -> str | None:
         found = _CHANNEL.search(self.header)
-        return found.group(1) if found else None
+        return found.group(1) if found is not None else None
 
 
-def _messages(text: str, end: re.Pattern[str]) -> list[_Message]:
-    """The messages in order. One without a body's mark is all body: who wrote it knows no channels."""
-    marks = list(_NEXT.finditer(text))
-    begins, ends = [(0, 0), *(mark.span() for mark in marks)], [*(mark.start() for mark in marks), len(text)]
-    found: list[_Message] = []
-    for (start, after), stop in zip(begins, ends, strict=True):
-        header, mark, body = text[after:stop].partition(_BODY)
-        if not mark:
-            header, body = "", text[after:stop]
-        found.append(_Message(header, end.split(body, maxsplit=1)[0], (start, stop)))
-    return found
+def _read_messages(text: str, end: re.Pattern[str], skip: Callable[[Scan, int], int]) -> Iterator[_Message]:
+    """The messages in order. One without a body's mark is all body: who wrote it knows no channels.
+
+    `skip`: the position after the arguments of a call that begin at a position, which may hold any mark.
+    """
+    scan, position, start = Scan(text), 0, 0
+    while True:
+        following, mark = scan.find(_NEXT, position), scan.find(_BODY, position)
+        if mark < 0 or 0 <= following < mark:
+            header, begin = "", position
+        else:
+            header, begin = text[position:mark], mark + len(_BODY)
+        after = skip(scan, begin) if _RECIPIENT.search(header) is not None else begin
+        following = scan.find(_NEXT, after)
+        last = following if following >= 0 else len(text)
+        stop = scan.find(end, after)
+        yield _Message(header, text[begin : stop if 0 <= stop < last else last], (start, last))
+        if following < 0:
+            return
+        start, position = following, following + len(_NEXT)
+
+
+def _after_json(scan: Scan, position: int) -> int:
+    try:
+        return decode_json(scan.text, skip_space(scan.text, position))[1]
+    except ValueError:
+        return position
 
 
 def _read_harmony(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
     thoughts, said, turn = list[str](), list[str](), ParsedTurn("")
-    for message in _messages(text, _HARMONY_END):
+    for message in _read_messages(text, _HARMONY_END, _after_json):
         if message.recipient is not None:
             _add_harmony_call(message.recipient.removeprefix("functions."), message.body, turn)
         elif _thinks_harmony(message):
@@ -79,6 +96,10 @@ def _read_harmony(text: str, schemas: Schemas) -> ParsedTurn:
 
 def _thinks_harmony(message: _Message) -> bool:
     return message.recipient is None and message.channel == "analysis"
+
+
+def _harmony_thoughts(text: str) -> list[tuple[int, int]]:
+    return [message.span for message in _read_messages(text, _HARMONY_END, _after_json) if _thinks_harmony(message)]
 
 
 def _add_harmony_call(name: str, body: str, turn: ParsedTurn) -> None:
@@ -100,23 +121,29 @@ def _write_harmony(calls: Sequence[Mapping[str, Any]]) -> str:
 
 def _read_muse(text: str, schemas: Schemas) -> ParsedTurn:
     thoughts, said, turn = list[str](), list[str](), ParsedTurn("")
-    for message in _messages(text, _MUSE_END):
-        body, who = message.body, message.recipient or "user"
+    for message in _read_messages(text, _MUSE_END, after_atem):
+        body, recipient = message.body, message.recipient or "user"
         if _thinks_muse(message):
             thoughts.append(body)
-        elif who == "user":
+        elif recipient == "user":
             said.append(body)
         else:
             called = read_atem(body, schemas)
             turn.tool_calls.extend(called.tool_calls)
             turn.invalid_tool_calls.extend(called.invalid_tool_calls)
             if not (called.tool_calls or called.invalid_tool_calls):
-                add_invalid(who, body, "the message to a tool holds no call", turn)
+                add_invalid(recipient, body, "the message to a tool holds no call", turn)
+            elif called.content:
+                said.append(called.content)
     return _turn(thoughts, said, turn)
 
 
 def _thinks_muse(message: _Message) -> bool:
     return message.recipient == "self"
+
+
+def _muse_thoughts(text: str) -> list[tuple[int, int]]:
+    return [message.span for message in _read_messages(text, _MUSE_END, after_atem) if _thinks_muse(message)]
 
 
 def _write_muse(calls: Sequence[Mapping[str, Any]]) -> str:
@@ -130,19 +157,23 @@ def _turn(thoughts: Sequence[str], said: Sequence[str], turn: ParsedTurn) -> Par
 
 HARMONY = CallForm(
     "harmony",
-    marks=(" to=", "<|start|>assistant to=", "commentary to="),
+    marks=("<|end|>", "<|call|>", "<|return|>", _NEXT),
     inside=("<|start|>", "<|channel|>", _BODY, "<|end|>", "<|constrain|>"),
     read=_read_harmony,
     write=_write_harmony,
-    shown_after="<|channel|>final<|message|>",
-    thought_spans=lambda text: [m.span for m in _messages(text, _HARMONY_END) if _thinks_harmony(m)],
+    words=f"<|channel|>commentary{_BODY}{{}}<|end|>{_NEXT}",
+    header=_NEXT,
+    shown_after=("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
+    thought_spans=_harmony_thoughts,
 )
 MUSE = CallForm(
     "muse",
-    marks=("<|eom|>",),
+    marks=("<|eom|>", "<|eot|>", _NEXT),
     inside=("<|start|>", _BODY, "<|eom|>"),
     read=_read_muse,
     write=_write_muse,
-    shown_after=" to=user<|message|>",
-    thought_spans=lambda text: [m.span for m in _messages(text, _MUSE_END) if _thinks_muse(m)],
+    words=f" to=user{_BODY}{{}}<|eom|>{_NEXT}",
+    header=_NEXT,
+    shown_after=(" to=user<|message|>",),
+    thought_spans=_muse_thoughts,
 )

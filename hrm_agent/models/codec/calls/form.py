@@ -1,12 +1,14 @@
 """A family's way of writing tool calls, and how what it wrote becomes calls with checked arguments.
 
-Readers share three rules. An argument may hold anything, the closing tag included. A call that cannot be read is no
+Readers share four rules. An argument may hold anything, the closing tag included. A call that cannot be read is no
 exception but data: the policy is shown why, and the record keeps the raw text. The text around calls is the content.
+Reading takes time in proportion to the answer's length (`Scan`), since a policy that loops writes tags without end.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -16,13 +18,16 @@ from hrm_agent.unicode import without_surrogates
 
 __all__ = [
     "CallForm",
+    "Scan",
     "Schemas",
+    "Unreadable",
     "add_call",
     "add_invalid",
     "add_named_call",
     "as_declared",
     "decode_json",
     "json_text",
+    "read_blocks",
     "schemas_of",
     "skip_space",
     "unclosed",
@@ -33,6 +38,14 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 _MAX_DEPTH = 64
 """Levels of arguments; msgpack holds some more, but a message stands in other things."""
+_WINDOW = 4096
+"""Characters in which the end of a JSON value is looked for first."""
+_LONGEST_WORD = 16
+"""Characters, of what JSON spells in one piece: a pair of surrogates is the longest."""
+_AGAIN = 1 << 18
+"""Characters that may be read again, beside twice the answer's length."""
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
+"""Values that JSON and Python spell, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +66,121 @@ class CallForm:
     """Spellings of tokens that end an answer with a call, beside those that the template writes."""
     around: tuple[str, str] = ("", "")
     """Text before and after an undecodable call, where the record has what stands between."""
-    shown_after: str = ""
-    """Spelling before the words of an answer that has channels; empty for forms without channels."""
+    words: str = "{}"
+    """Words before calls, with their place; empty for forms in which an answer has either."""
+    header: str = ""
+    """Of forms with channels, the spelling with which a message begins; the prompt ends with it."""
+    shown_after: tuple[str, ...] = ()
+    """Spellings behind a header, before words that are shown."""
     thought_spans: Callable[[str], list[tuple[int, int]]] | None = None
     """Places of the thoughts in an answer's text, frames included, for forms with channels."""
     opening: tuple[str, ...] = ()
     """Spellings that make an answer a call where it begins with one. They are ordinary text elsewhere, and read only
     where tools are offered."""
+
+
+class Unreadable(Exception):
+    """Raised with the reason that the policy is shown for a call that cannot be read."""
+
+    def __init__(self, why: str, *, name: str | None = None, reached: int = 0) -> None:
+        """`name`: of the tool, where it is known. `reached`: the position up to which the text was read."""
+        super().__init__(why)
+        self.name = name
+        self.reached = reached
+
+
+class Scan:
+    """Searches one answer from front to back. A place that was found is remembered, so that looking for an end that
+    is far away, or missing, costs nothing from the next call on.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._again = 2 * len(text) + _AGAIN
+        self._known: dict[str | re.Pattern[str], tuple[int, int]] = {}
+        """By what was looked for: where the search began, and where it ended (-1: nowhere)."""
+
+    def find(self, wanted: str | re.Pattern[str], position: int) -> int:
+        """The first place of a spelling or of a pattern's match from `position` on, or -1."""
+        began, found = self._known.get(wanted, (len(self.text) + 1, -1))
+        if began <= position and (found < 0 or position <= found):
+            return found
+        if isinstance(wanted, str):
+            found = self.text.find(wanted, position)
+        else:
+            match = wanted.search(self.text, position)
+            found = match.start() if match is not None else -1
+        self._known[wanted] = position, found
+        return found
+
+    def exhausted(self, start: int, reached: int) -> bool:
+        """Note that a call was given up after reading from `start` to `reached`; True if too much is read again.
+
+        Text that a call had swallowed is read again, for calls that it holds. Tags that swallow each other would make
+        that quadratic.
+        """
+        self._again -= max(reached - start, 0)
+        return self._again < 0
+
+
+def read_blocks(
+    text: str,
+    tags: tuple[str, str],
+    read: Callable[[Scan, int, ParsedTurn], int],
+    *,
+    explain: Callable[[str], str] | None = None,
+) -> ParsedTurn:
+    """Content and calls of an answer whose calls stand between two tags.
+
+    `read(scan, position, turn)` adds the calls after an opening tag to `turn` and returns the position after the
+    closing tag; raises `Unreadable`. A block that cannot be read ends at its closing tag, or before the next opening
+    one. `explain`: the reason by the text between the tags, which is kept without them (None: the reason of
+    `Unreadable`, and the tags are kept).
+    """
+    begin = tags[0]
+    scan, turn, content, position = Scan(text), ParsedTurn(""), list[str](), 0
+    while (start := scan.find(begin, position)) >= 0:
+        content.append(text[position:start])
+        found = ParsedTurn("")
+        try:
+            position = read(scan, start + len(begin), found)
+        except Unreadable as error:
+            position = _give_up(scan, tags, start, error, explain, turn)
+        else:
+            turn.tool_calls.extend(found.tool_calls)
+            turn.invalid_tool_calls.extend(found.invalid_tool_calls)
+    if not content:
+        return ParsedTurn(text)
+    content.append(text[position:])
+    return ParsedTurn("".join(content).strip(), turn.tool_calls, turn.invalid_tool_calls)
+
+
+def _give_up(
+    scan: Scan,
+    tags: tuple[str, str],
+    start: int,
+    error: Unreadable,
+    explain: Callable[[str], str] | None,
+    turn: ParsedTurn,
+) -> int:
+    """Add the undecodable block at `start` to `turn`; the position after it."""
+    begin, close = tags
+    inner = start + len(begin)
+    end, following = scan.find(close, inner), scan.find(begin, inner)
+    closed = end >= 0 and not 0 <= following < end
+    if not closed:
+        end = following
+    if scan.exhausted(start, error.reached):
+        closed, end = False, scan.find(begin, max(inner, end, error.reached))
+    end = len(scan.text) if end < 0 else end
+    why = str(error) if closed else unclosed(close)
+    if explain is not None:
+        raw = scan.text[inner:end].strip()
+        add_invalid(error.name, raw, explain(raw) if closed else why, turn)
+        return end + len(close) * closed
+    end += len(close) * closed
+    add_invalid(error.name, scan.text[start:end].strip(), why, turn)
+    return end
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
@@ -89,7 +210,9 @@ def add_named_call(value: Any, raw: str, turn: ParsedTurn, *, keys: Sequence[str
 
 
 def add_call(name: str, arguments: dict[str, Any], raw: str, turn: ParsedTurn) -> None:
-    """Add a call whose parts are known, if the record can hold its arguments."""
+    """Add a call whose parts are known, if it has a name and the record can hold its arguments."""
+    if not name:
+        return add_invalid(None, raw, "the call has no name", turn)
     if why := _unstorable(arguments):
         return add_invalid(name, raw, why, turn)
     turn.tool_calls.append({"name": without_surrogates(name), "args": _clean(arguments)})
@@ -107,24 +230,99 @@ def unclosed(close: str) -> str:
 
 
 def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
-    """The JSON value at `position`, and the position after it. Raises `ValueError` with the decoder's own words."""
-    try:
-        return _DECODER.raw_decode(text, position)
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+    """The JSON value at `position`, and the position after it. Raises `ValueError` with the decoder's own words, whose
+    places count from `position`.
+
+    It is decoded out of a window, which grows while it cuts the value: an error of the decoder counts the lines of all
+    that it was given.
+    """
+    size = _WINDOW
+    while True:
+        window = text if position == 0 and size >= len(text) else text[position : position + size]
+        whole = position + size >= len(text)
+        try:
+            value, end = _DECODER.raw_decode(window)
+        except RecursionError:
+            raise ValueError("the JSON is nested too deeply") from None
+        except json.JSONDecodeError as error:
+            cut = error.pos >= len(window) - _LONGEST_WORD or error.msg.startswith("Unterminated string")
+            if whole or not cut:
+                raise
+        else:
+            if whole or end < len(window):
+                return value, position + end
+        size *= 4
 
 
 def as_declared(text: str, schema: Mapping[str, Any], name: str) -> Any:
-    """The value of an argument that was written as bare text: JSON, unless its schema says that it is a string."""
-    declared: Any = cast("Mapping[str, Any]", schema.get("properties") or {}).get(name)
-    kind: Any = cast("Mapping[str, Any]", declared).get("type") if isinstance(declared, Mapping) else None
-    if kind == "string":
+    """The value of an argument that was written as bare text.
+
+    It is JSON, or a constant as Python spells it, unless its schema says that it is a string. Where the schema allows
+    strings and other values, it is what is allowed.
+    """
+    properties: Any = schema.get("properties")
+    declared: Any = cast("Any", properties).get(name) if isinstance(properties, Mapping) else None
+    kinds = _declared_kinds(declared, schema, set())
+    if kinds == {"string"}:
         return text
     try:
         value, end = decode_json(text, skip_space(text, 0))
+        if skip_space(text, end) < len(text):
+            return text
     except ValueError:
-        return text
-    return value if skip_space(text, end) == len(text) else text
+        word = text.strip() if len(text) < _LONGEST_WORD else ""
+        if word.lower() not in _CONSTANTS:
+            return text
+        value = _CONSTANTS[word.lower()]
+    return text if "string" in kinds and not kinds & _json_kinds(value) else value
+
+
+def _declared_kinds(schema: Any, root: Mapping[str, Any], followed: set[str]) -> set[str]:
+    """JSON types that a schema names; nothing where it names none. `followed`: references that were looked up."""
+    if not isinstance(schema, Mapping):
+        return set()
+    schema = cast("Mapping[str, Any]", schema)
+    kinds = {each for each in _several(schema.get("type")) if isinstance(each, str)}
+    if not kinds:
+        values = [*_several(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
+        kinds.update(*map(_json_kinds, values))
+    for key in ("anyOf", "oneOf", "allOf"):
+        for each in _several(schema.get(key)):
+            kinds |= _declared_kinds(each, root, followed)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in followed:
+        followed.add(reference)
+        target: Any = root
+        for part in reference.removeprefix("#/").split("/"):
+            target = cast("Any", target).get(part) if isinstance(target, Mapping) else None
+        kinds |= _declared_kinds(target, root, followed)
+    return kinds
+
+
+def _several(value: Any) -> list[Any]:
+    """One value or several, as schemas have them."""
+    if isinstance(value, list):
+        return cast("list[Any]", value)
+    return [] if value is None else [value]
+
+
+def _json_kinds(value: object) -> set[str]:
+    """Names that JSON schemas have for the type of a value."""
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"number", "integer"} if value.is_integer() else {"number"}
+        case str():
+            return {"string"}
+        case list():
+            return {"array"}
+        case _:
+            return {"object"}
 
 
 def json_text(value: Any) -> str:

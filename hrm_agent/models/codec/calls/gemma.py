@@ -6,124 +6,127 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from hrm_agent.models.codec.calls.form import CallForm, Schemas, add_call, add_invalid, decode_json, unclosed
+from hrm_agent.models.codec.calls.form import (
+    CallForm,
+    Scan,
+    Schemas,
+    Unreadable,
+    add_call,
+    decode_json,
+    read_blocks,
+    skip_space,
+    unclosed,
+)
 from hrm_agent.models.engine import ParsedTurn
 
 __all__ = ["GEMMA"]
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_NAME = re.compile(r"\s*call:([^{\s]+)\s*")
-_KEY = re.compile(r"\s*([^:,{}\[\]]+?)\s*:")
+_NAME = re.compile(r"\s*call:([^{}\[\]<>|,\s]+)\s*")
+_KEY = re.compile(r"([^:,{}\[\]<]+):")
 _WORD = re.compile(r"[^,{}\[\]<]+")
+_END_OF_KEY = re.compile(r'<\|"\|>(?=\s*+:)')
+_END_OF_TEXT = re.compile(r'<\|"\|>(?=\s*+[,}\]])')
+"""A quote that ends a text: nothing is escaped, and a text may hold the quote itself."""
+_NEXT_CALL = re.compile(r"\}\s*+(?:<tool_call\|>\s*+)?<\|tool_call>call:")
+"""The end of a call with the next one behind it: a text that holds that was left open."""
+_CONSTANTS = {"True": True, "False": False, "None": None}
+"""As some of the templates write them."""
 _DEPTH = 100
-
-
-class _Unreadable(Exception):
-    """Raised with the reason that the policy is shown."""
 
 
 def _read(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
-    kept, turn, position = list[str](), ParsedTurn(""), 0
-    while (start := text.find(_OPEN, position)) >= 0:
-        kept.append(text[position:start])
-        position = _read_block(text, start, turn)
-    if not kept:
-        return ParsedTurn(text)
-    kept.append(text[position:])
-    return ParsedTurn("".join(kept).strip(), turn.tool_calls, turn.invalid_tool_calls)
+    return read_blocks(text, (_OPEN, _CLOSE), _read_call)
 
 
-def _read_block(text: str, start: int, turn: ParsedTurn) -> int:
-    named = _NAME.match(text, start + len(_OPEN))
-    name = named.group(1) if named else None
+def _read_call(scan: Scan, position: int, turn: ParsedTurn) -> int:
+    named = _NAME.match(scan.text, position)
+    if named is None:
+        raise Unreadable("a call begins with call:NAME{")
+    name = named.group(1)
     try:
-        if named is None:
-            raise _Unreadable("a call begins with call:NAME{")
-        arguments, end = _object(text, named.end(), 0)
-        if not text.startswith(_CLOSE, end):
-            raise _Unreadable(unclosed(_CLOSE))
-    except _Unreadable as error:
-        return _undecodable(text, start, name, str(error), turn)
-    add_call(str(name), arguments, text[start : end + len(_CLOSE)], turn)
+        arguments, end = _object(scan, named.end(), 0)
+    except Unreadable as error:
+        raise Unreadable(str(error), name=name, reached=error.reached) from None
+    if not scan.text.startswith(_CLOSE, end):
+        raise Unreadable(unclosed(_CLOSE), name=name, reached=end)
+    add_call(name, arguments, f"{_OPEN}{scan.text[position:end]}{_CLOSE}", turn)
     return end + len(_CLOSE)
 
 
-def _undecodable(text: str, start: int, name: str | None, why: str, turn: ParsedTurn) -> int:
-    end = text.find(_CLOSE, start)
-    following = text.find(_OPEN, start + 1)
-    if end < 0 or 0 <= following < end:
-        end, why = following if following >= 0 else len(text), unclosed(_CLOSE)
-    else:
-        end += len(_CLOSE)
-    add_invalid(name, text[start:end].strip(), why, turn)
-    return end
-
-
-def _object(text: str, position: int, depth: int) -> tuple[dict[str, Any], int]:
-    if not text.startswith("{", position) or depth > _DEPTH:
-        raise _Unreadable("the arguments are no object")
-    position += 1
+def _object(scan: Scan, position: int, depth: int) -> tuple[dict[str, Any], int]:
+    text = scan.text
+    if not text.startswith("{", position):
+        raise Unreadable("the arguments are no object", reached=position)
+    position = skip_space(text, position + 1)
     found: dict[str, Any] = {}
     while not text.startswith("}", position):
         if text.startswith(_QUOTE, position):
-            key, position = _string(text, position)
-            if not text.startswith(":", position):
-                raise _Unreadable("an argument has no name")
-            position += 1
+            key, position = _quoted(scan, position, _END_OF_KEY)
+            position = skip_space(text, position) + 1
         else:
             named = _KEY.match(text, position)
             if named is None:
-                raise _Unreadable("an argument has no name")
-            key, position = named.group(1), named.end()
-        found[key], position = _value(text, position, depth)
+                raise Unreadable("an argument has no name", reached=position)
+            key, position = named.group(1).strip(), named.end()
+        found[key], position = _value(scan, position, depth)
         position = _separated(text, position, "}")
     return found, position + 1
 
 
-def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
-    if text.startswith(_QUOTE, position):
-        return _string(text, position)
-    if text.startswith("{", position):
-        return _object(text, position, depth + 1)
-    if text.startswith("[", position):
-        return _list(text, position, depth + 1)
-    word = _WORD.match(text, position)
-    if word is None:
-        raise _Unreadable("a value is missing")
-    try:
-        value, end = decode_json(word.group().strip())
-    except ValueError:
-        return word.group().strip(), word.end()
-    return (value if end == len(word.group().strip()) else word.group().strip()), word.end()
-
-
-def _list(text: str, position: int, depth: int) -> tuple[list[Any], int]:
+def _value(scan: Scan, position: int, depth: int) -> tuple[Any, int]:
+    text = scan.text
+    position = skip_space(text, position)
     if depth > _DEPTH:
-        raise _Unreadable("the arguments are nested too deeply")
-    position += 1
+        raise Unreadable("the arguments are nested too deeply", reached=position)
+    if text.startswith(_QUOTE, position):
+        return _quoted(scan, position, _END_OF_TEXT)
+    if text.startswith("{", position):
+        return _object(scan, position, depth + 1)
+    if text.startswith("[", position):
+        return _list(scan, position, depth + 1)
+    match = _WORD.match(text, position)
+    if match is None:
+        raise Unreadable("a value is missing", reached=position)
+    return _word(match.group().strip()), match.end()
+
+
+def _word(word: str) -> Any:
+    """A value without quotes: JSON, or a text that was left bare."""
+    try:
+        value, end = decode_json(word)
+    except ValueError:
+        return _CONSTANTS.get(word, word)
+    return value if end == len(word) else word
+
+
+def _list(scan: Scan, position: int, depth: int) -> tuple[list[Any], int]:
+    position = skip_space(scan.text, position + 1)
     items: list[Any] = []
-    while not text.startswith("]", position):
-        item, position = _value(text, position, depth)
+    while not scan.text.startswith("]", position):
+        item, position = _value(scan, position, depth)
         items.append(item)
-        position = _separated(text, position, "]")
+        position = _separated(scan.text, position, "]")
     return items, position + 1
 
 
 def _separated(text: str, position: int, close: str) -> int:
     """The position of the next item, or of the end."""
+    position = skip_space(text, position)
     if text.startswith(",", position):
-        return position + 1
+        return skip_space(text, position + 1)
     if not text.startswith(close, position):
-        raise _Unreadable(f"a value is not followed by a comma or {close}")
+        raise Unreadable(f"a value is not followed by a comma or {close}", reached=position)
     return position
 
 
-def _string(text: str, position: int) -> tuple[str, int]:
-    end = text.find(_QUOTE, position + len(_QUOTE))
-    if end < 0:
-        raise _Unreadable(f"a string is not closed by {_QUOTE}")
-    return text[position + len(_QUOTE) : end], end + len(_QUOTE)
+def _quoted(scan: Scan, position: int, end: re.Pattern[str]) -> tuple[str, int]:
+    begin = position + len(_QUOTE)
+    found, following = scan.find(end, begin), scan.find(_NEXT_CALL, begin)
+    if found < 0 or 0 <= following < found:
+        raise Unreadable(f"a string is not closed by {_QUOTE}", reached=begin)
+    return scan.text[begin:found], found + len(_QUOTE)
 
 
 def _write(calls: Sequence[Mapping[str, Any]]) -> str:

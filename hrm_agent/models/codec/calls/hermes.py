@@ -12,13 +12,14 @@ from typing import Any
 
 from hrm_agent.models.codec.calls.form import (
     CallForm,
+    Scan,
     Schemas,
-    add_invalid,
+    Unreadable,
     add_named_call,
     decode_json,
     json_text,
+    read_blocks,
     skip_space,
-    unclosed,
 )
 from hrm_agent.models.engine import ParsedTurn
 
@@ -31,18 +32,7 @@ TOOL_CALL_CLOSE = "</tool_call>"
 def parse_turn(text: str, schemas: Schemas | None = None) -> ParsedTurn:
     """Content, calls and undecodable calls of one answer."""
     del schemas  # arguments are JSON, which says their types itself
-    start = text.find(TOOL_CALL_OPEN)
-    if start < 0:
-        return ParsedTurn(text)
-    turn = ParsedTurn("")
-    kept: list[str] = []
-    position = 0
-    while start >= 0:
-        kept.append(text[position:start])
-        position = _read_block(text, start + len(TOOL_CALL_OPEN), turn)
-        start = text.find(TOOL_CALL_OPEN, position)
-    kept.append(text[position:])
-    return ParsedTurn("".join(kept).strip(), turn.tool_calls, turn.invalid_tool_calls)
+    return read_blocks(text, (TOOL_CALL_OPEN, TOOL_CALL_CLOSE), _read_call, explain=_decode_error)
 
 
 def tool_call_text(name: str, arguments: Mapping[str, Any]) -> str:
@@ -55,29 +45,17 @@ def _write(calls: Sequence[Mapping[str, Any]]) -> str:
     return "".join(tool_call_text(call["name"], call["args"]) for call in calls)
 
 
-def _read_block(text: str, start: int, turn: ParsedTurn) -> int:
-    """Add the call that starts at `start` to `turn`; the position after its block."""
-    begin = skip_space(text, start)
+def _read_call(scan: Scan, position: int, turn: ParsedTurn) -> int:
+    text = scan.text
+    begin = skip_space(text, position)
     try:
         value, end = decode_json(text, begin)
     except ValueError:
-        return _read_undecodable(text, start, turn)
+        raise Unreadable("the call cannot be decoded", reached=begin) from None
     end = skip_space(text, end)
     if not text.startswith(TOOL_CALL_CLOSE, end):
-        return _read_undecodable(text, start, turn)
+        raise Unreadable("the call cannot be decoded", reached=end)
     add_named_call(value, text[begin:end].strip(), turn)
-    return end + len(TOOL_CALL_CLOSE)
-
-
-def _read_undecodable(text: str, start: int, turn: ParsedTurn) -> int:
-    end = text.find(TOOL_CALL_CLOSE, start)
-    following = text.find(TOOL_CALL_OPEN, start)
-    if end < 0 or 0 <= following < end:
-        end = following if following >= 0 else len(text)
-        add_invalid(None, text[start:end].strip(), unclosed(TOOL_CALL_CLOSE), turn)
-        return end
-    raw = text[start:end].strip()
-    add_invalid(None, raw, _decode_error(raw), turn)
     return end + len(TOOL_CALL_CLOSE)
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from hrm_agent.models.codec.calls.form import (
     CallForm,
+    Scan,
     Schemas,
     add_call,
     add_invalid,
@@ -34,22 +35,25 @@ _CALLS = "[TOOL_CALLS]"
 _ARRAY = "<|tool_call|>"
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_FENCED = re.compile(r"[ \t\r\n]*+([^\s`<]++)[ \t\r]*+\n```json[ \t\r]*+\n")
+_FENCE_END = re.compile(rf"\s*+```\s*+{_CALL_END}")
+_PLAIN_END = re.compile(rf"\s*+{_CALL_END}")
 
 
 def _read_llama(text: str, schemas: Schemas) -> ParsedTurn:
+    stripped = text.strip()
     content, mark, rest = text.partition(_PYTHON)
-    if mark:
+    if _is_call(stripped):
+        turn = ParsedTurn("")
+        _read_objects(stripped, turn)
+    elif not mark:
+        return ParsedTurn(text)
+    else:
         turn = ParsedTurn(content.strip())
         if rest.lstrip().startswith("{"):
             _read_objects(rest.strip(), turn)
         else:
             _read_code(rest.strip(), schemas, turn)
-        return turn
-    stripped = text.strip()
-    if not _is_call(stripped):
-        return ParsedTurn(text)
-    turn = ParsedTurn("")
-    _read_objects(stripped, turn)
     return turn
 
 
@@ -104,27 +108,35 @@ def _read_mistral(text: str, schemas: Schemas) -> ParsedTurn:
     if not mark:
         return ParsedTurn(text)
     turn = ParsedTurn(content.strip())
-    if rest.lstrip().startswith(("[{", "[ {", "[]", "[\n")):
+    if re.match(r"\s*+\[\s*+[{\]]", rest):
         _read_array(rest.strip(), turn)
         return turn
-    for each in rest.split(_CALLS):
-        _read_named(each.strip(), turn)
+    scan, position = Scan(rest), 0
+    while position <= len(rest):
+        position = _read_named(scan, position, turn)
     return turn
 
 
-def _read_named(text: str, turn: ParsedTurn) -> None:
-    name, mark, rest = text.partition("[ARGS]")
-    name = name.partition("[CALL_ID]")[0].strip()
+def _read_named(scan: Scan, start: int, turn: ParsedTurn) -> int:
+    """Add the call at `start` to `turn`; the position after the mark of the next one."""
+    text = scan.text
+    following = scan.find(_CALLS, start)
+    end = following if following >= 0 else len(text)
+    name, mark, _ = text[start:end].partition("[ARGS]")
     if not mark:  # before the mark was made, a name was followed by its arguments
-        start = text.find("{")
-        name, rest = (text[:start].strip(), text[start:]) if start >= 0 else (text, "")
+        name = text[start:end].partition("{")[0]
+    begin = skip_space(text, start + len(name) + len(mark))
+    name = name.partition("[CALL_ID]")[0].strip()
     try:
-        value, end = decode_json(rest, skip_space(rest, 0))
+        value, after = decode_json(text, begin)
+        after = skip_space(text, after)
+        if after < len(text) and not text.startswith(_CALLS, after):
+            raise ValueError("text stands after the arguments")
     except ValueError as error:
-        return add_invalid(name or None, text, str(error), turn)
-    if skip_space(rest, end) < len(rest):
-        return add_invalid(name or None, text, "text stands after the arguments", turn)
-    return add_named_call({"name": name, "arguments": value}, text, turn)
+        add_invalid(name or None, text[start:end].strip(), str(error), turn)
+        return end + len(_CALLS)
+    add_named_call({"name": name, "arguments": value}, text[start:after].strip(), turn)
+    return after + len(_CALLS)
 
 
 def _read_array(text: str, turn: ParsedTurn) -> None:
@@ -165,42 +177,58 @@ def _write_granite(calls: Sequence[Mapping[str, Any]]) -> str:
 
 def _read_deepseek(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
-    content, mark, rest = text.partition(_SECTION)
-    if not mark:
+    scan, turn, kept, position = Scan(text), ParsedTurn(""), list[str](), 0
+    while (start := scan.find(_SECTION, position)) >= 0:
+        kept.append(text[position:start])
+        position = _read_section(scan, start + len(_SECTION), turn)
+    if not kept:
         return ParsedTurn(text)
-    turn = ParsedTurn(content.strip())
-    section, _, after = _rpartition(rest, _SECTION_END)
-    pieces = section.split(_CALL)
-    for piece in pieces[1:]:
-        _read_deepseek_call(piece, turn)
-    if len(pieces) < 2 or pieces[0].strip():
-        add_invalid(None, section.strip(), f"a call begins with {_CALL}", turn)
-    return ParsedTurn((turn.content + after.strip()).strip(), turn.tool_calls, turn.invalid_tool_calls)
+    kept.append(text[position:])
+    return ParsedTurn("".join(kept).strip(), turn.tool_calls, turn.invalid_tool_calls)
 
 
-def _rpartition(text: str, mark: str) -> tuple[str, str, str]:
-    """`str.rpartition` that leaves a text without the mark in front."""
-    return text.rpartition(mark) if mark in text else (text, "", "")
+def _read_section(scan: Scan, start: int, turn: ParsedTurn) -> int:
+    """Add the calls of a section to `turn`; the position after it."""
+    text, position = scan.text, skip_space(scan.text, start)
+    while text.startswith(_CALL, position):
+        position = skip_space(text, _read_deepseek_call(scan, position + len(_CALL), turn))
+    if position > skip_space(text, start) and text.startswith(_SECTION_END, position):
+        return position + len(_SECTION_END)
+    ends = [at for mark in (_SECTION_END, _SECTION) if (at := scan.find(mark, position)) >= 0]
+    end = min(ends, default=len(text))
+    if raw := text[position:end].strip():
+        add_invalid(None, raw, f"a call begins with {_CALL}", turn)
+    elif position == skip_space(text, start):
+        add_invalid(None, "", f"a call begins with {_CALL}", turn)
+    return end + len(_SECTION_END) if text.startswith(_SECTION_END, end) else end
 
 
-def _read_deepseek_call(text: str, turn: ParsedTurn) -> None:
-    call, closed, _ = _rpartition(text, _CALL_END)
-    before, separator, after = call.partition(_SEPARATOR)
-    raw = call.strip()
-    if not separator:
-        return add_invalid(None, raw, f"the call has no {_SEPARATOR}", turn)
-    fenced = re.match(r"\s*([^\n]*?)\s*\n```json\s*\n", after)
-    name = fenced.group(1) if fenced else before.strip()
-    if not closed:
-        return add_invalid(name or None, raw, unclosed(_CALL_END), turn)
-    start = fenced.end() if fenced else 0
+def _read_deepseek_call(scan: Scan, start: int, turn: ParsedTurn) -> int:
+    """Add the call at `start` to `turn`; the position after it."""
+    text = scan.text
+    separator = scan.find(_SEPARATOR, start)
+    ends = [at for mark in (_CALL_END, _CALL, _SECTION_END, _SECTION) if (at := scan.find(mark, start)) >= 0]
+    end = min(ends, default=len(text))
+    if not start <= separator < end:
+        return _undecodable(text, start, end, None, f"the call has no {_SEPARATOR}", turn)
+    begin = separator + len(_SEPARATOR)
+    fenced = _FENCED.match(text, begin)
+    name = fenced.group(1) if fenced else text[start:separator].strip()
     try:
-        value, end = decode_json(after, skip_space(after, start))
+        value, after = decode_json(text, skip_space(text, fenced.end() if fenced else begin))
     except ValueError as error:
-        return add_invalid(name or None, raw, str(error), turn)
-    if after[end:].strip() not in (("```",) if fenced else ("",)):
-        return add_invalid(name or None, raw, "text stands after the arguments", turn)
-    return add_named_call({"name": name, "arguments": value}, raw, turn)
+        return _undecodable(text, start, end, name, str(error), turn)
+    closed = (_FENCE_END if fenced else _PLAIN_END).match(text, after)
+    if closed is None:
+        return _undecodable(text, start, end, name, "text stands after the arguments", turn)
+    add_named_call({"name": name, "arguments": value}, text[start : closed.end()].strip(), turn)
+    return closed.end()
+
+
+def _undecodable(text: str, start: int, end: int, name: str | None, why: str, turn: ParsedTurn) -> int:
+    closed = text.startswith(_CALL_END, end)
+    add_invalid(name or None, text[start:end].strip(), why if closed else unclosed(_CALL_END), turn)
+    return end + len(_CALL_END) * closed
 
 
 def _write_deepseek(calls: Sequence[Mapping[str, Any]]) -> str:
@@ -211,7 +239,9 @@ def _write_deepseek(calls: Sequence[Mapping[str, Any]]) -> str:
     return f"{_SECTION}{chr(10).join(written)}{_SECTION_END}"
 
 
-LLAMA = CallForm("llama", (_PYTHON,), (_PYTHON,), _read_llama, _write_llama, ends=("<|eom_id|>",), opening=("{",))
+LLAMA = CallForm(
+    "llama", (_PYTHON,), (_PYTHON,), _read_llama, _write_llama, ends=("<|eom_id|>",), words="", opening=("{",)
+)
 MISTRAL = CallForm("mistral", (_CALLS,), (_CALLS, "[ARGS]", "[CALL_ID]"), _read_mistral, _write_mistral)
 GRANITE = CallForm("granite", (_ARRAY,), (_ARRAY, "<|/tool_call|>"), _read_granite, _write_granite)
 DEEPSEEK = CallForm(

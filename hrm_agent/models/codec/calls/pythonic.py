@@ -1,193 +1,234 @@
-"""Forms of Python: calls in a list, between marks as LFM2 writes them, or bare as Llama 4 does.
+r"""Forms of Python: calls in a list, between marks as LFM2 writes them, or bare as Llama 4 does.
 
 `<|tool_call_start|>[search(query='x'), python(code='print(1)')]<|tool_call_end|>`. Arguments are literals; JSON's
-`true`, `false` and `null` are taken, too, for templates write those. Nothing is evaluated.
+`true`, `false` and `null` are taken, too, for templates write those. Nothing is evaluated. Some templates write strings
+without escapes: where calls cannot be read as Python has them, a string ends at a quote that is followed by what may
+follow an argument, and its backslashes are its own.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-from hrm_agent.models.codec.calls.form import CallForm, Schemas, add_call, add_invalid, unclosed
+from hrm_agent.models.codec.calls.form import (
+    CallForm,
+    Scan,
+    Schemas,
+    Unreadable,
+    add_call,
+    add_invalid,
+    read_blocks,
+    unclosed,
+)
 from hrm_agent.models.engine import ParsedTurn
 
 __all__ = ["PYTHONIC", "PYTHONIC_BARE"]
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
-_NAMES = {"true": True, "false": False, "null": None}
-_LONGEST = 1 << 20
-"""Characters of calls; a parser of Python takes some hundred bytes for each."""
-_LOOSE_CALL = re.compile(r"\s*([A-Za-z_][\w.\-]*)\(")
-_LOOSE_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)=")
-_AFTER_STRING = re.compile(r"\s*(?:,\s*[A-Za-z_]\w*=|\)\s*(?:,\s*[A-Za-z_][\w.\-]*\(|\]\s*$))")
-_AFTER_VALUE = re.compile(r"\s*(?:,\s*[A-Za-z_]\w*=|\))")
+_CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_DEPTH = 100
+_SPACE = re.compile(r"\s*+")
+_NAME = re.compile(r"[A-Za-z_][\w.\-]*+")
+_KEY = re.compile(r"([A-Za-z_]\w*+)\s*+=(?!=)")
+_WORD = re.compile(r"[A-Za-z_]\w*+")
+_NUMBER = re.compile(r"[+-]?(?:0[xXoObB]\w+|(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?)")
+_STRING = re.compile(
+    r"""([rRuU]?)(?:\'\'\'([^\\']*(?:(?:\\.|'(?!''))[^\\']*)*)\'\'\'|"{3}([^\\"]*(?:(?:\\.|"(?!""))[^\\"]*)*)"{3}
+        |'(?!'')([^\\'\n]*(?:\\.[^\\'\n]*)*)'|"(?!"")([^\\"\n]*(?:\\.[^\\"\n]*)*)")""",
+    re.DOTALL | re.VERBOSE,
+)
+_ESCAPE = re.compile(
+    r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4})|(.))", re.DOTALL
+)
+_LETTERS = {**dict(zip("ntrbfva\\'\"", "\n\t\r\b\f\v\a\\'\"", strict=True)), "\n": ""}
+_BARE_CALL = re.compile(r"\[\s*[A-Za-z_][\w.\-]*\(\s*(?:[A-Za-z_]\w*\s*=(?!=)|\)\s*[,\]])")
+_AFTER_CALL = r"\)\s*+(?:,\s*+[A-Za-z_][\w.\-]*+\(|(?:\]\s*+)?(?:<\|tool_call_end\|>|\Z))"
+_LOOSE_END = {quote: re.compile(rf"{quote}(?=\s*+(?:,\s*+[A-Za-z_]\w*+=|{_AFTER_CALL}))") for quote in ("'", '"')}
+"""A quote that ends a string without escapes."""
+_NEXT_CALL = re.compile(
+    r"\)\s*+(?:\]\s*+)?(?:<\|tool_call_end\|>\s*+)?<\|tool_call_start\|>\s*+\[?\s*+[A-Za-z_][\w.\-]*+\("
+)
+"""The end of calls with the next ones behind it: a string without escapes that holds that was left open."""
 
-
-class _Unreadable(Exception):
-    """Raised with the reason that the policy is shown."""
+_Call = tuple[str, dict[str, Any]]
 
 
 def _read(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
-    kept, turn, position = list[str](), ParsedTurn(""), 0
-    while (start := text.find(_OPEN, position)) >= 0:
-        kept.append(text[position:start])
-        position = _read_block(text, start, turn)
-    if not kept:
-        return ParsedTurn(text)
-    kept.append(text[position:])
-    return ParsedTurn("".join(kept).strip(), turn.tool_calls, turn.invalid_tool_calls)
+    return read_blocks(text, (_OPEN, _CLOSE), _read_call)
 
 
-def _read_block(text: str, start: int, turn: ParsedTurn) -> int:
-    """Add the calls of the block at `start` to `turn`; the position after the block.
-
-    A string may hold the closing mark: the block ends with the first one before which the calls can be read.
-    """
-    first = end = text.find(_CLOSE, start)
-    while end >= 0 and end - start < _LONGEST:
-        try:
-            calls = _calls(text[start + len(_OPEN) : end].strip())
-        except _Unreadable:
-            end = text.find(_CLOSE, end + 1)
-            continue
-        for name, arguments in calls:
-            add_call(name, arguments, text[start : end + len(_CLOSE)], turn)
-        return end + len(_CLOSE)
-    following = text.find(_OPEN, start + 1)
-    if first < 0 or 0 <= following < first:
-        first = following if following >= 0 else len(text)
-        add_invalid(None, text[start:first].strip(), unclosed(_CLOSE), turn)
-        return first
-    _read_list(text[start + len(_OPEN) : first].strip(), text[start : first + len(_CLOSE)], turn)
-    return first + len(_CLOSE)
+def _read_call(scan: Scan, position: int, turn: ParsedTurn) -> int:
+    calls, end = _calls(scan, position, lambda at: scan.text.startswith(_CLOSE, at), unclosed(_CLOSE))
+    for name, arguments in calls:
+        add_call(name, arguments, f"{_OPEN}{scan.text[position:end]}{_CLOSE}", turn)
+    return end + len(_CLOSE)
 
 
 def _read_bare(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
     stripped = text.strip()
-    if not (re.match(r"\[\s*[A-Za-z_][\w.\-]*\(", stripped) and stripped.endswith("]")):
+    if not _BARE_CALL.match(stripped):
         return ParsedTurn(text)
     turn = ParsedTurn("")
-    _read_list(stripped, stripped, turn)
+    try:
+        calls, _ = _calls(Scan(stripped), 0, lambda at: at == len(stripped), "text stands after the calls")
+    except Unreadable as error:
+        add_invalid(None, stripped, str(error), turn)
+        return turn
+    for name, arguments in calls:
+        add_call(name, arguments, stripped, turn)
     return turn
 
 
-def _read_list(text: str, raw: str, turn: ParsedTurn) -> None:
+def _calls(scan: Scan, position: int, ends: Callable[[int], bool], unended: str) -> tuple[list[_Call], int]:
+    """Calls from `position` on, and the position after them, where they have to end."""
     try:
-        calls = _calls(text)
-    except _Unreadable as error:
+        return _Reader(scan, loose=False).calls(position, ends, unended)
+    except Unreadable as error:
         try:
-            calls = _loose_calls(text)
-        except _Unreadable:
-            return add_invalid(None, raw, str(error), turn)
-    for name, arguments in calls:
-        add_call(name, arguments, raw, turn)
-    return None
+            return _Reader(scan, loose=True).calls(position, ends, unended)
+        except Unreadable as other:
+            reached = max(error.reached, other.reached)
+            raise Unreadable(f"the calls are no list of Python calls: {error}", reached=reached) from None
 
 
-def _calls(text: str) -> list[tuple[str, dict[str, Any]]]:
-    if len(text) > _LONGEST:
-        raise _Unreadable(f"the calls have more than {_LONGEST} characters")
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Methods take a position and return what they read with the position after it."""
+
+    scan: Scan
+    loose: bool
+    """Strings of arguments hold no escapes."""
+
+    def calls(self, position: int, ends: Callable[[int], bool], unended: str) -> tuple[list[_Call], int]:
+        text, found = self.scan.text, list[_Call]()
+        position = self._space(position)
+        listed = text.startswith("[", position)
+        position = self._space(position + listed)
+        while not found or not (text.startswith("]", position) if listed else ends(position)):
+            call, position = self._call(position)
+            found.append(call)
+            position = self._comma(position, "]" if listed else "")
+        position = self._space(position + listed)
+        if not ends(position):
+            raise Unreadable(unended, reached=position)
+        return found, position
+
+    def _call(self, position: int) -> tuple[_Call, int]:
+        text = self.scan.text
+        named = _NAME.match(text, position)
+        if named is None or not text.startswith("(", named.end()):
+            raise Unreadable("a call is NAME(ARGUMENT=VALUE)", reached=position)
+        name, position = named.group(), self._space(named.end() + 1)
+        arguments: dict[str, Any] = {}
+        while not text.startswith(")", position):
+            key = _KEY.match(text, position)
+            if key is None:
+                raise Unreadable(f"{name}: arguments are given by name", reached=position)
+            arguments[key.group(1)], position = self._argument(self._space(key.end()))
+            position = self._comma(position, ")")
+        return (name, arguments), self._space(position + 1)
+
+    def _argument(self, position: int) -> tuple[Any, int]:
+        quote = self.scan.text[position : position + 1]
+        if not self.loose or quote not in _LOOSE_END:
+            return self._value(position, 0)
+        end, following = self.scan.find(_LOOSE_END[quote], position + 1), self.scan.find(_NEXT_CALL, position + 1)
+        if end < 0 or 0 <= following < end:
+            raise Unreadable("a string has no end", reached=position)
+        return self.scan.text[position + 1 : end], end + 1
+
+    def _value(self, position: int, depth: int) -> tuple[Any, int]:
+        text = self.scan.text
+        if depth > _DEPTH:
+            raise Unreadable("the arguments are nested too deeply", reached=position)
+        match text[position : position + 1]:
+            case "[":
+                items, _, position = self._items(position + 1, "]", depth)
+                return items, position
+            case "(":
+                items, comma, position = self._items(position + 1, ")", depth)
+                return items[0] if len(items) == 1 and not comma else items, position
+            case "{":
+                return self._dict(position + 1, depth)
+            case _:
+                return self._scalar(position)
+
+    def _items(self, position: int, close: str, depth: int) -> tuple[list[Any], bool, int]:
+        """Items, whether a comma follows the last one, and the position after the closing bracket."""
+        items, comma, position = list[Any](), False, self._space(position)
+        while not self.scan.text.startswith(close, position):
+            item, position = self._value(position, depth + 1)
+            items.append(item)
+            comma = self.scan.text.startswith(",", self._space(position))
+            position = self._comma(position, close)
+        return items, comma, position + 1
+
+    def _dict(self, position: int, depth: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        position = self._space(position)
+        while not self.scan.text.startswith("}", position):
+            key, position = self._scalar(position)
+            position = self._space(position)
+            if not self.scan.text.startswith(":", position):
+                raise Unreadable("a key has no value", reached=position)
+            found[str(key)], position = self._value(self._space(position + 1), depth + 1)
+            position = self._comma(position, "}")
+        return found, position + 1
+
+    def _scalar(self, position: int) -> tuple[Any, int]:
+        text = self.scan.text
+        if (match := _STRING.match(text, position)) is not None:
+            return self._strings(match)
+        if (match := _WORD.match(text, position)) is not None and match.group() in _CONSTANTS:
+            return _CONSTANTS[match.group()], match.end()
+        if match is None and (match := _NUMBER.match(text, position)) is not None:
+            return _number(match.group(), position), match.end()
+        string = text[position : position + 1] in ("'", '"')
+        raise Unreadable("a string has no end" if string else "an argument is no literal", reached=position)
+
+    def _strings(self, match: re.Match[str]) -> tuple[str, int]:
+        """Strings that stand one after the other are one."""
+        parts = list[str]()
+        following: re.Match[str] | None = match
+        while following is not None:
+            match = following
+            body = next(group for group in match.groups()[1:] if group is not None)
+            parts.append(body if match.group(1) in ("r", "R") else _ESCAPE.sub(_unescaped, body))
+            following = _STRING.match(self.scan.text, self._space(match.end()))
+        return "".join(parts), match.end()
+
+    def _comma(self, position: int, close: str) -> int:
+        """The position of what follows a comma, or of the end."""
+        position = self._space(position)
+        if self.scan.text.startswith(",", position):
+            return self._space(position + 1)
+        if close and not self.scan.text.startswith(close, position):
+            raise Unreadable(f"neither a comma nor {close} follows", reached=position)
+        return position
+
+    def _space(self, position: int) -> int:
+        match = _SPACE.match(self.scan.text, position)
+        return position if match is None else match.end()
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    octal, *codes, letter = match.groups()
+    if letter is not None:
+        return _LETTERS.get(letter, f"\\{letter}")
+    return chr(int(octal, 8) if octal else int(next(filter(None, codes)), 16))
+
+
+def _number(text: str, position: int) -> int | float:
     try:
-        tree = ast.parse(text if text.startswith("[") else f"[{text}]", mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise _Unreadable(f"the calls are no list of Python calls: {said}") from None
-    if not isinstance(tree, ast.List) or not tree.elts:
-        raise _Unreadable("the calls are no list of Python calls")
-    return [_call(each) for each in tree.elts]
-
-
-def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
-    if not isinstance(node, ast.Call):
-        raise _Unreadable("the list holds something other than a call")
-    name = ast.unparse(node.func)
-    if not re.fullmatch(r"[A-Za-z_][\w.]*", name):
-        raise _Unreadable("a call has no name")
-    if node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise _Unreadable(f"{name}: arguments are given by name")
-    return name, {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
-
-
-def _value(node: ast.expr, depth: int = 0) -> Any:
-    if depth > 100:
-        raise _Unreadable("the arguments are nested too deeply")
-    match node:
-        case ast.Name(id=name) if name in _NAMES:
-            return _NAMES[name]
-        case ast.Constant(value=None | bool() | int() | float() | str()):
-            return node.value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item, depth + 1) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {
-                str(_value(key, depth + 1)): _value(v, depth + 1) for key, v in zip(keys, values, strict=True) if key
-            }
-        case _:
-            raise _Unreadable("an argument is no literal")
-
-
-def _loose_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Calls whose strings are not escaped, as some templates write them: a quote ends one where something follows that
-    may follow.
-    """
-    text = text if text.startswith("[") else f"[{text}]"
-    calls: list[tuple[str, dict[str, Any]]] = []
-    position = 1
-    while opened := _LOOSE_CALL.match(text, position):
-        arguments, position = _loose_arguments(text, opened.end())
-        calls.append((opened.group(1), arguments))
-        position += text.startswith(",", position)
-    if not calls or text[position:].strip() != "]":
-        raise _Unreadable("no list of calls")
-    return calls
-
-
-def _loose_arguments(text: str, position: int) -> tuple[dict[str, Any], int]:
-    arguments: dict[str, Any] = {}
-    while named := _LOOSE_ARGUMENT.match(text, position):
-        start = named.end()
-        quote = text[start : start + 1]
-        if quote in ("'", '"'):
-            end = _next(text, quote, start + 1, _AFTER_STRING)
-            arguments[named.group(1)] = text[start + 1 : end]
-            position = end + 1
-        else:
-            end = _end_of_value(text, start)
-            arguments[named.group(1)] = _value(_literal(text[start:end]))
-            position = end
-        position += text.startswith(",", position)
-    if not text.startswith(")", position):
-        raise _Unreadable("no list of calls")
-    return arguments, position + 1
-
-
-def _next(text: str, quote: str, position: int, follows: re.Pattern[str]) -> int:
-    while (end := text.find(quote, position)) >= 0:
-        if follows.match(text, end + 1):
-            return end
-        position = end + 1
-    raise _Unreadable("a string has no end")
-
-
-def _end_of_value(text: str, position: int) -> int:
-    for end in range(position + 1, min(len(text), position + _LONGEST)):
-        if text[end] in ",)" and _AFTER_VALUE.match(text, end):
-            return end
-    raise _Unreadable("a value has no end")
-
-
-def _literal(text: str) -> ast.expr:
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise _Unreadable("an argument is no literal") from None
+        broken = any(sign in text for sign in ".eE") and not text.lstrip("+-").startswith(("0x", "0X"))
+        return float(text) if broken else int(text, 0)
+    except ValueError as error:
+        raise Unreadable(f"an argument is no literal: {error}", reached=position) from None
 
 
 def _write_list(calls: Sequence[Mapping[str, Any]]) -> str:
@@ -215,4 +256,4 @@ def _write(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 PYTHONIC = CallForm("pythonic", (_OPEN,), (_OPEN, _CLOSE), _read, _write)
-PYTHONIC_BARE = CallForm("pythonic_bare", (), (), _read_bare, _write_list, opening=("[",))
+PYTHONIC_BARE = CallForm("pythonic_bare", (), (), _read_bare, _write_list, words="", opening=("[",))

@@ -13,120 +13,93 @@ from typing import Any
 
 from hrm_agent.models.codec.calls.form import (
     CallForm,
+    Scan,
     Schemas,
+    Unreadable,
     add_call,
-    add_invalid,
     as_declared,
     json_text,
+    read_blocks,
     skip_space,
     unclosed,
 )
 from hrm_agent.models.engine import ParsedTurn
 
-__all__ = ["ATEM", "GLM", "QWEN_XML", "read_atem"]
+__all__ = ["ATEM", "GLM", "QWEN_XML", "after_atem", "read_atem"]
+
+_SHOWN = 40
+"""Characters of an answer that a reason shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tags:
     """Spellings of a form. Patterns have one group, a name."""
 
-    block: str
+    block: tuple[str, str]
+    """Before and after calls."""
     call: re.Pattern[str]
     argument: re.Pattern[str]
     argument_end: str
     call_end: str
-    block_end: str
+    """After a call; empty where a block is one call."""
     lines: bool
     """A value stands on lines of its own."""
     example: str
     """How a call begins, for who wrote it otherwise."""
-
-    def end_of_value(self, text: str, position: int) -> int:
-        """Where the value at `position` ends, or -1."""
-        end = text.find(self.argument_end, position)
-        while end >= 0:
-            after = skip_space(text, end + len(self.argument_end))
-            if self.argument.match(text, after) or text.startswith(self.call_end or self.block_end, after):
-                return end
-            end = text.find(self.argument_end, end + 1)
-        return -1
+    value_end: re.Pattern[str]
+    """The closing tag of a value, where it is followed by what may follow it."""
+    next_call: re.Pattern[str]
+    """The end of a call with the next one behind it: a value that holds that was left open."""
 
 
-class _Unreadable(Exception):
-    """Raised with the reason that the policy is shown."""
+def _value_end(argument_end: str, argument: str, call_end: str) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(argument_end)}(?=[ \t\r\n]*+(?:{argument}|{re.escape(call_end)}))")
 
 
 def _read(tags: _Tags, text: str, schemas: Schemas) -> ParsedTurn:
-    turn, kept, position = ParsedTurn(""), list[str](), 0
-    while (start := text.find(tags.block, position)) >= 0:
-        kept.append(text[position:start])
-        position = _read_block(tags, text, start, schemas, turn)
-    if not kept:
-        return ParsedTurn(text)
-    kept.append(text[position:])
-    return ParsedTurn("".join(kept).strip(), turn.tool_calls, turn.invalid_tool_calls)
+    return read_blocks(text, tags.block, lambda scan, position, turn: _calls(tags, scan, position, schemas, turn))
 
 
-def _read_block(tags: _Tags, text: str, start: int, schemas: Schemas, turn: ParsedTurn) -> int:
-    """Add the calls of the block at `start` to `turn`; the position after the block."""
-    found = ParsedTurn("")
-    try:
-        end = _calls(tags, text, start + len(tags.block), schemas, found)
-    except _Unreadable as error:
-        return _undecodable(tags, text, start, str(error), turn)
-    turn.tool_calls.extend(found.tool_calls)
-    turn.invalid_tool_calls.extend(found.invalid_tool_calls)
-    return end
-
-
-def _calls(tags: _Tags, text: str, position: int, schemas: Schemas, found: ParsedTurn) -> int:
+def _calls(tags: _Tags, scan: Scan, position: int, schemas: Schemas, turn: ParsedTurn) -> int:
+    """Add the calls of the block at `position` to `turn`; the position after the block."""
+    text, close, name = scan.text, tags.block[1], None
     position = skip_space(text, position)
-    begun = False
-    while not text.startswith(tags.block_end, position) or not begun:
+    while name is None or not text.startswith(close, position):
         start = position
         opened = tags.call.match(text, position)
         if opened is None:
-            raise _Unreadable(f"a call begins with {tags.example}" if not begun else unclosed(tags.block_end))
+            why = f"a call begins with {tags.example}" if name is None else unclosed(close)
+            raise Unreadable(why, name=name, reached=position)
         name = opened.group(1).strip()
-        arguments, position = _arguments(tags, text, opened.end(), schemas.get(name, {}))
-        if not text.startswith(tags.call_end, position):
-            raise _Unreadable(unclosed(tags.call_end or tags.block_end))
+        spans, position = _arguments(tags, scan, opened.end(), name)
+        end = tags.call_end or close
+        if not text.startswith(end, position):
+            found = text[position : position + _SHOWN]
+            why = f"an argument or {end} must follow, and not {found!r}" if found else unclosed(end)
+            raise Unreadable(why, name=name, reached=position)
         position = skip_space(text, position + len(tags.call_end))
-        add_call(name, arguments, text[start:position].strip(), found)
-        begun = True
-        if not tags.call_end:
-            break
-    if not text.startswith(tags.block_end, position):
-        raise _Unreadable(unclosed(tags.block_end))
-    return position + len(tags.block_end)
+        schema = schemas.get(name, {})
+        arguments = {key: as_declared(_value(tags, text[begin:end]), schema, key) for key, begin, end in spans}
+        add_call(name, arguments, text[start:position].strip(), turn)
+    return position + len(close)
 
 
-def _arguments(tags: _Tags, text: str, position: int, schema: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    arguments: dict[str, Any] = {}
+def _arguments(tags: _Tags, scan: Scan, position: int, name: str) -> tuple[list[tuple[str, int, int]], int]:
+    """Key, begin and end of each argument, and the position after them."""
+    text, found = scan.text, list[tuple[str, int, int]]()
     position = skip_space(text, position)
     while opened := tags.argument.match(text, position):
-        end = tags.end_of_value(text, opened.end())
-        if end < 0:
-            raise _Unreadable(f"the argument {opened.group(1)!r} is not closed by {tags.argument_end}")
-        value = text[opened.end() : end]
-        if tags.lines:
-            value = value.removeprefix("\n").removesuffix("\n")
-        arguments[opened.group(1)] = as_declared(value, schema, opened.group(1))
+        key, begin = opened.group(1).strip(), opened.end()
+        end, following = scan.find(tags.value_end, begin), scan.find(tags.next_call, begin)
+        if end < 0 or 0 <= following < end:
+            raise Unreadable(f"the argument {key!r} is not closed by {tags.argument_end}", name=name, reached=begin)
+        found.append((key, begin, end))
         position = skip_space(text, end + len(tags.argument_end))
-    return arguments, position
+    return found, position
 
 
-def _undecodable(tags: _Tags, text: str, start: int, why: str, turn: ParsedTurn) -> int:
-    end = text.find(tags.block_end, start)
-    following = text.find(tags.block, start + 1)
-    if end < 0 or 0 <= following < end:
-        end = following if following >= 0 else len(text)
-        why = unclosed(tags.block_end)
-    else:
-        end += len(tags.block_end)
-    named = tags.call.search(text, start + len(tags.block), end)
-    add_invalid(named.group(1).strip() if named else None, text[start:end].strip(), why, turn)
-    return end
+def _value(tags: _Tags, text: str) -> str:
+    return text.removeprefix("\n").removesuffix("\n") if tags.lines else text
 
 
 def _plain(value: Any) -> str:
@@ -164,35 +137,44 @@ def _atem_call(name: str, arguments: Mapping[str, Any]) -> str:
     return f'<atem:function_calls>\n<atem:invoke name="{name}">\n{values}</atem:invoke>\n</atem:function_calls>'
 
 
+_PARAMETER = r"<parameter=([^<>\n]+)>"
+_KEY = r"<arg_key>([^<]*)</arg_key>[ \t\r\n]*+<arg_value>"
+_ATEM_PARAMETER = r'<atem:parameter name="([^"<>]+)">'
 _QWEN = _Tags(
-    block="<tool_call>",
-    call=re.compile(r"<function=([^>\n]+)>"),
-    argument=re.compile(r"<parameter=([^>\n]+)>"),
+    block=("<tool_call>", "</tool_call>"),
+    call=re.compile(r"<function=([^<>\n]+)>"),
+    argument=re.compile(_PARAMETER),
     argument_end="</parameter>",
     call_end="</function>",
-    block_end="</tool_call>",
     lines=True,
     example="<function=NAME>",
+    value_end=_value_end("</parameter>", _PARAMETER, "</function>"),
+    next_call=re.compile(r"</function>\s*+(?:</tool_call>\s*+)?(?:<tool_call>\s*+)?<function=[^<>\n]+>"),
 )
 _GLM = _Tags(
-    block="<tool_call>",
-    call=re.compile(r"([^<>\s{}]+)"),
-    argument=re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
+    block=("<tool_call>", "</tool_call>"),
+    call=re.compile(r"([^<>\s{}\[\]\"]+)"),
+    argument=re.compile(_KEY),
     argument_end="</arg_value>",
     call_end="",
-    block_end="</tool_call>",
     lines=False,
     example="the tool's name",
+    value_end=_value_end("</arg_value>", _KEY, "</tool_call>"),
+    next_call=re.compile(r"</tool_call>\s*+<tool_call>[^<>\s]+\s*+<arg_key>"),
 )
 _ATEM = _Tags(
-    block="<atem:function_calls>",
-    call=re.compile(r'<atem:invoke name="([^"]+)">'),
-    argument=re.compile(r'<atem:parameter name="([^"]+)">'),
+    block=("<atem:function_calls>", "</atem:function_calls>"),
+    call=re.compile(r'<atem:invoke name="([^"<>]+)">'),
+    argument=re.compile(_ATEM_PARAMETER),
     argument_end="</atem:parameter>",
     call_end="</atem:invoke>",
-    block_end="</atem:function_calls>",
     lines=False,
     example='<atem:invoke name="NAME">',
+    value_end=_value_end("</atem:parameter>", _ATEM_PARAMETER, "</atem:invoke>"),
+    next_call=re.compile(
+        r"</atem:invoke>\s*+(?:</atem:function_calls>\s*+)?(?:<\|eom\|><\|start\|>assistant to=[^\s<]++<\|message\|>)?"
+        r'(?:<atem:function_calls>\s*+)?<atem:invoke name="'
+    ),
 )
 
 
@@ -207,6 +189,18 @@ def _read_glm(text: str, schemas: Schemas) -> ParsedTurn:
 def read_atem(text: str, schemas: Schemas) -> ParsedTurn:
     """Content and calls of a text in ATEM's form."""
     return _read(_ATEM, text, schemas)
+
+
+def after_atem(scan: Scan, position: int) -> int:
+    """The position after the blocks of calls in ATEM's form that begin at `position`, as far as they can be read."""
+    text, (begin, _) = scan.text, _ATEM.block
+    while text.startswith(begin, start := skip_space(text, position)) and not scan.exhausted(0, 0):
+        try:
+            position = _calls(_ATEM, scan, start + len(begin), {}, ParsedTurn(""))
+        except Unreadable as error:
+            scan.exhausted(start, error.reached)
+            break
+    return position
 
 
 _TAGS = ("<tool_call>", "</tool_call>")

@@ -1,0 +1,150 @@
+"""What holds of every form: it reads what it writes, takes any text, and takes time in proportion to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.codec.calls.form import CallForm, schemas_of
+from hrm_agent.models.codec.calls.registry import FORMS, form_named
+from hrm_agent.models.engine import ParsedTurn
+from tests.support.family_turns import BY_FAMILY
+from tests.support.properties import few_and_many, holds
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string"}, "n": {"type": "integer"}, "items": {"type": "array"}},
+            },
+        },
+    }
+    for name in ("python", "search")
+]
+SCHEMAS = schemas_of(TOOLS)
+_WORDS = """
+<tool_call> </tool_call> <function=python> </function> <parameter=code> </parameter> <tool_call>python
+<arg_key>code</arg_key> <arg_key> </arg_key> <arg_value> </arg_value>
+<|tool_call> <tool_call|> <|tool_call>call:python{ <|"|> code:<|"|> <|tool_response>
+<|tool_call_start|> <|tool_call_end|> [python( python(code=' ',n= ')] )]
+[TOOL_CALLS] [ARGS] [CALL_ID] [TOOL_CALLS]python[ARGS] <|tool_call|> <|/tool_call|> <|python_tag|>
+<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜>
+<|start|>assistant <|message|> <|channel|>final <|channel|>analysis <|constrain|>json <|end|> <|call|>
+<|return|> <|eom|> <|eot|> <think> </think> <|im_end|> </s> print(1) é漢😀
+</atem:parameter> </atem:invoke> <atem:function_calls> </atem:function_calls>
+{ } [ ] ( ) " ' \\ , : ; = 1 - true null NaN ''' {"name": "code": \\u0041 \x00 \ufffd
+"""
+TAGS = (
+    *_WORDS.split(),
+    *(" to=functions.python", " to=self", " to=python", " to=user", "```json\n", "\n```", "\n", " ", "\u2028"),
+    *('<atem:invoke name="python">', '<atem:parameter name="code">', '"""', "9" * 5000, "[" * 300, '{"a":' * 300),
+    *('{"name": "python", "arguments": {"code": "1"}}', '{"name": "python", "parameters": {'),
+)
+each = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+
+
+@each
+@few_and_many
+def test_any_text_is_taken_apart(form: CallForm, examples: int) -> None:
+    """Nothing is raised, and what came of it can be stored and written again."""
+    own = [turns.call("python", code="1") for turns in BY_FAMILY.values()] + [
+        broken for turns in BY_FAMILY.values() for broken in turns.form.malformed.values()
+    ]
+
+    def check(pieces: list[str]) -> None:
+        turn = form.read("".join(pieces), SCHEMAS)
+        assert isinstance(turn, ParsedTurn)
+        for call in turn.tool_calls:
+            assert call["name"] and isinstance(call["args"], dict)
+            json.dumps(call).encode()
+        for invalid in turn.invalid_tool_calls:
+            assert invalid["error"] and isinstance(invalid["args"], str)
+        if turn.tool_calls:
+            assert isinstance(form.write(turn.tool_calls), str)
+
+    holds(check, examples, pieces=st.lists(st.sampled_from((*TAGS, *sorted(set(own)))), max_size=12))
+
+
+@each
+@few_and_many
+def test_it_reads_what_it_writes(form: CallForm, examples: int) -> None:
+    plain = st.text(st.sampled_from("ab \n'\"\\{}[](),:=<>/é漢😀0"), max_size=12)
+    number = st.integers(-(2**63), 2**63 - 1)
+
+    def check(code: str, n: int, items: list[Any]) -> None:
+        calls: list[dict[str, Any]] = [{"name": "python", "args": {"code": code, "n": n, "items": items}}]
+        assert form.read(form.write(calls), SCHEMAS).tool_calls == calls
+        calls.append({"name": "search", "args": {}})
+        if form.name not in ("harmony", "muse"):
+            assert form.read(form.write(calls), SCHEMAS).tool_calls == calls
+
+    simple = st.recursive(number | st.booleans() | st.none(), lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+    holds(check, examples, code=plain, n=number, items=st.lists(simple, max_size=3))
+
+
+@each
+def test_calls_of_other_families_are_read_as_nothing_else(form: CallForm) -> None:
+    """They are words, or a call that cannot be read; what is read as a call is the one that was meant."""
+    for name, turns in BY_FAMILY.items():
+        turn = form.read(turns.call("python", code="6 * 7"), SCHEMAS)
+        assert turn.tool_calls in ([], [{"name": "python", "args": {"code": "6 * 7"}}]), name
+
+
+_ATEM = '<atem:function_calls><atem:invoke name="f">'
+BLOWN_UP = (
+    *("<tool_call>", '<tool_call>{"', "<tool_call>[", "<tool_call><function=f><parameter=a>", "</parameter>"),
+    *("<tool_call><function=f><parameter=a></parameter>x", "<tool_call>f<arg_key>a</arg_key><arg_value></arg_value>x"),
+    *('<|tool_call>call:f{a:<|"|>', "<|tool_call>call:f{a:[[", "<|tool_call>call:", '<|"|>'),
+    *("<|tool_call_start|>[f(x='", "<|tool_call_start|>[f(x=[[", "<|tool_call_end|>", "[f(x='", "'"),
+    *("[TOOL_CALLS]", '[TOOL_CALLS]f[ARGS]{"', "<|tool_call|>", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"'),
+    *("<｜tool▁calls▁begin｜>", '<|start|>assistant to=f<|message|>{"', "<|message|>", " to="),
+    f'<|start|>assistant to=f<|message|>{_ATEM}<atem:parameter name="x">',
+    f'{_ATEM}<atem:parameter name="x"></atem:parameter>x',
+    *('{"name": "f", "parameters": {}}', "{", " ", '"', "\\"),
+)
+SWALLOWING = (
+    ("<tool_call><function=f><parameter=a>", "</parameter><parameter=b>"),
+    ("<tool_call>f<arg_key>a</arg_key><arg_value>", "</arg_value><arg_key>b</arg_key><arg_value>"),
+    ('<|tool_call>call:f{a:<|"|>', '<|"|>,b:1,c:<|"|>'),
+    ("<|tool_call_start|>[f(x='", "',y='"),
+    ("<|tool_call_start|>[f(x=", "1, y=2, z="),
+    (
+        '<atem:function_calls><atem:invoke name="f"><atem:parameter name="a">',
+        '</atem:parameter><atem:parameter name="b">',
+    ),
+)
+"""The beginning of a call, and what makes the last one swallow all, so that each of them might."""
+
+
+def seconds(form: CallForm, text: str) -> float:
+    begun = time.process_time()
+    form.read(text, SCHEMAS)
+    return time.process_time() - begun
+
+
+@each
+def test_time_grows_with_the_length_of_the_text(form: CallForm) -> None:
+    """A megabyte takes less than two seconds; a quadratic reader would take minutes."""
+    length = 1 << 20
+    # Smaller ones find out which text takes longest: all of them at full length would take a minute.
+    begun = {begin: seconds(form, begin * ((1 << 14) // len(begin))) for begin in BLOWN_UP}
+    slowest = max(begun, key=lambda begin: begun[begin])
+    assert seconds(form, slowest * (length // len(slowest))) < 2, slowest
+    for begin, then in SWALLOWING:
+        if begin.startswith(form.marks):
+            half = length // 2
+            assert seconds(form, begin * (half // len(begin)) + then * (half // len(then))) < 2, begin
+
+
+def test_a_form_that_nobody_has_is_refused() -> None:
+    assert all(form_named(form.name) is form for form in FORMS)
+    with pytest.raises(ModelError, match="no form of tool calls 'herms'"):
+        form_named("herms")
