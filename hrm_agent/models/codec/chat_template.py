@@ -108,7 +108,7 @@ class ChatTemplateCodec:
         self.dialect = self._discovered(controls, tools)
         self._name_tokens(special, spellings, self._asked[2])
         self._set_guard(spellings, controls)
-        end = added.get(self._frame)
+        end = added.get(self.end_of_turn)
         self._separable = end is not None and not end.lstrip
         self._turn_ids = lru_cache(maxsize=4096)(self._encode_turn)
         self._plain_ids = lru_cache(maxsize=1024)(self._encode_plainly)
@@ -140,7 +140,7 @@ class ChatTemplateCodec:
                 raise
             rest = self._what_follows_without_thoughts(turns, answered, offered)
         inserted = self._ids(rest)
-        if not inserted or inserted[0] not in self._frame_ids:
+        if not inserted or inserted[0] not in self._special:
             raise TemplateMismatch("the tokenizer does not keep the end of the turn apart from what follows")
         closed = ended_by is not None and (inserted[0] == ended_by or inserted[0] in self._closing)
         return inserted[1:] if closed else inserted
@@ -210,10 +210,8 @@ class ChatTemplateCodec:
 
     def stream(self, *, thinks: bool = True) -> StreamDecoder:
         """A decoder for one answer that is being sampled."""
-        return StreamDecoder(
-            self.decode,
-            self._hidden if thinks else replace(self._hidden, thoughts=None, opened=False, header="", shown_after=()),
-        )
+        words = replace(self._hidden, thoughts=None, opened=False, header="", shown_after=())
+        return StreamDecoder(self.decode, self._hidden if thinks else words)
 
     # what was found out, as tokens
 
@@ -237,14 +235,13 @@ class ChatTemplateCodec:
             *([eos] if eos is not None else []),
             *(self._ids_of.get(text, -1) for text in dialect.form.ends),
         }
-        self.ends = frozenset(own | ((others & special) - inside))
+        self.ends = frozenset(own | {token for token in others - inside if token >= 0})
         self.control_token_ids = (special - inside) | self.ends
         closing = [end.text for end in (dialect.answer, dialect.call) if not end.next_role]
         later = [] if dialect.answer.next_role else [dialect.answer.later]
         self._closing = frozenset(self._ids_of[text] for text in (*closing, *later) if text)
-        self._frame = self.end_of_turn
-        self._frame_ids = special
-        self._frame_text = dialect.answer.text
+        self._special = special
+        self._end_text = dialect.answer.text
         opened = thoughts is not None and thoughts.opened
         form = dialect.form
         pair = (thoughts.open, thoughts.close) if thoughts is not None and not form.header else None
@@ -364,10 +361,10 @@ class ChatTemplateCodec:
     def _ids(self, rendered: str) -> list[int]:
         if not self._separable:
             return list(self._encode_turn(rendered))
-        first, *others = rendered.split(self._frame_text)
+        first, *others = rendered.split(self._end_text)
         ids = list(self._turn_ids(first))
         for turn in others:
-            ids.extend(self._turn_ids(self._frame_text + turn))
+            ids.extend(self._turn_ids(self._end_text + turn))
         return ids
 
     def _encode_turn(self, rendered: str) -> tuple[int, ...]:

@@ -185,7 +185,7 @@ class _Probing:
     def own_tools(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
         """The template's own way with tools; None where it has none, or none that can be gone on with."""
         told = self._try([_turn("user", _QUESTION)], [PROBE_TOOL])
-        if "probe_tool" not in told or _QUESTION not in told:
+        if "probe_tool" not in told or "count" not in told or _QUESTION not in told:
             return None
         for shape in self._shapes():
             turns = [_turn("user", _QUESTION), _called(shape)]
