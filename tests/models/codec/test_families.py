@@ -11,6 +11,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
+from hrm_agent.models.codec.opening import open_codec
 from hrm_agent.models.codec.thoughts import REASONING
 from hrm_agent.models.engine import TemplateMismatch
 from tests.support import families
@@ -83,6 +84,32 @@ def test_a_model_is_told_of_its_tools_its_call_is_read_and_the_conversation_goes
     ended = codec.parse(codec.decode(last), TOOLS)
     assert (ended.content.strip(), ended.reasoning) == ("It is 42.", final.additional_kwargs.get(REASONING))
     assert last[-1] in codec.ends and not ended.tool_calls
+
+
+def test_the_table_of_all_families(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `models check` finds out about each, on probe texts; `pytest -k table -s` shows it."""
+    rows: list[tuple[str, ...]] = []
+    for name in families.FAMILIES:
+        codec = open_codec(families.load(name))
+        speech = codec.speech
+        assert speech is not None
+        rows.append((name, speech.tools.partition(",")[0].partition(":")[0], *_said_of(codec), " ".join(speech.ends)))
+        assert speech.faults == (), name
+    with capsys.disabled():
+        print()
+        for row in [("template", "calls", "told", "read", "goes on", "ends"), *rows]:
+            print(f"{row[0]:24}{row[1]:10}{row[2]:6}{row[3]:6}{row[4]:9}{row[5]}")
+    assert len(rows) == 35 and all(row[2:5] == ("yes", "yes", "yes") for row in rows)
+
+
+def _said_of(codec: Any) -> tuple[str, str, str]:
+    called = answer(codec, "", CODE)
+    sampled = codec.encode_turn([*ASKED, called], TOOLS)
+    seen = [*ASKED, called, ToolMessage("42", tool_call_id="call-0", name="python")]
+    told = "python" in shown(codec, codec.encode(ASKED, TOOLS))
+    read = codec.parse(codec.decode(sampled), TOOLS).tool_calls == [{"name": "python", "args": {"code": CODE}}]
+    goes_on = "42" in shown(codec, codec.extend(seen, 2, ended_by=sampled[-1], tools=TOOLS))
+    return ("yes" if told else "no", "yes" if read else "no", "yes" if goes_on else "no")
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
