@@ -30,19 +30,19 @@ class Fault:
     what: str
     """In a few words."""
     hint: str
-    """What to do about it."""
+    """Advice, as a sentence."""
     about_tools: bool = False
     """It concerns who is offered tools only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How a model is spoken to."""
+    """Way of speaking to a model."""
 
     tools: str
     """Form of its calls, and whether its template knows of tools."""
     thoughts: str | None
-    """Spellings around its thoughts; None where its template knows of none."""
+    """Spellings around its thoughts (None where its template knows of none)."""
     ends: tuple[str, ...]
     """Tokens that end its answers."""
     settings: tuple[str, ...]
@@ -58,7 +58,7 @@ class Capabilities:
     kind: str
     """What stands behind it: `transformers`, `vllm`, `scripted` or `hosted`."""
     tools: bool | None
-    """It can be offered tools; None where that is not known before it is loaded."""
+    """It can be offered tools (None where that is not known before it is loaded)."""
     token_ids: bool
     """The record holds the exact tokens."""
     logprobs: LogprobKind
@@ -82,6 +82,6 @@ class Capabilities:
     memory_bytes: int | None = None
     """Of the weights, where they are in this process."""
     speech: Speech | None = None
-    """How it is spoken to, as a test of its chat template showed; None where there is no template here."""
+    """Way of speaking to it, as a test of its chat template showed (None where there is no template here)."""
     lacks: tuple[Lack, ...] = field(default=())
     """What is missing and could be had."""

@@ -61,7 +61,7 @@ class ModelCheck:
     trained_by_adapter: bool = False
     """The weights as loaded cannot be trained; an adapter on them can (`--lora-rank`)."""
     origin: str | None = None
-    """Source of the weights, in words; None unless they are in the cache or in a GGUF file."""
+    """Source of the weights, in words (None unless they are in the cache or in a GGUF file)."""
 
 
 def check_model(text: str, *, load: bool = True) -> ModelCheck:
@@ -99,7 +99,7 @@ def _origin(asked: ModelString) -> str | None:
 
 
 def _gguf_facts(asked: ModelString) -> GgufFacts | None:
-    """Head of a GGUF file; None without the package that reads it."""
+    """Head of a GGUF file (None without the package that reads it)."""
     return read_facts(Path(asked.name)) if find_spec("gguf") else None
 
 
@@ -175,7 +175,7 @@ def _local(asked: ModelString) -> Capabilities:
 
 
 def _speech(asked: ModelString) -> Speech | None:
-    """How a model of this machine is spoken to: its tokenizer is read, and no weights."""
+    """Read the tokenizer of a model of this machine, and no weights."""
     return getattr(load_codec(asked.text), "speech", None)
 
 

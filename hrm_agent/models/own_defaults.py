@@ -41,7 +41,7 @@ class RunDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most completion tokens of one reply; None: by the context."""
+    """Most completion tokens of one reply (None: by the context)."""
 
 
 class RlDefaults(BaseModel):
@@ -50,11 +50,11 @@ class RlDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     learning_rate: float | None = Field(default=None, gt=0)
-    """AdamW's learning rate; None: by the size."""
+    """AdamW's learning rate (None: by the size)."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most completion tokens of one reply; None: as in every other command."""
+    """Most completion tokens of one reply (None: as in every other command)."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of one forward pass; None: by the size."""
+    """Most tokens of one forward pass (None: by the size)."""
 
 
 class SftDefaults(BaseModel):
@@ -63,17 +63,17 @@ class SftDefaults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int | None = Field(default=None, ge=1)
-    """Optimiser steps; None: by the number of conversations."""
+    """Optimiser steps (None: by the number of conversations)."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Conversations of one step; None: by the number of conversations."""
+    """Conversations of one step (None: by the number of conversations)."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of one forward pass; None: by the size."""
+    """Most tokens of one forward pass (None: by the size)."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """AdamW's learning rate; None: by the size."""
+    """AdamW's learning rate (None: by the size)."""
     matrix_learning_rate: float | None = Field(default=None, gt=0)
-    """Muon's learning rate; None: by that of AdamW."""
+    """Muon's learning rate (None: by that of AdamW)."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """First steps, in which the learning rate rises; None: by the number of steps."""
+    """First steps, in which the learning rate rises (None: by the number of steps)."""
 
 
 class OwnDefaults(BaseModel):

@@ -90,7 +90,7 @@ class _Paths:
         self._plans: dict[tuple[bool, int | None], AttentionPlan] = {}
 
     def of(self, layer: int | None, window: int | None) -> AttentionPlan:
-        """For a layer whose tokens see `window` tokens, themselves included; None: all before them."""
+        """For a layer whose tokens see `window` tokens, themselves included (None: all before them)."""
         key = layer == self._last, window
         if key not in self._plans:
             asking = self._wanted if key[0] else None

@@ -46,7 +46,7 @@ def get_model(
 ) -> Fetched:
     """Fetch `model`, unless it is in the cache with the content of its card. Raises `ModelError`.
 
-    `source`: the only one that is asked; None asks one after the other. `endpoint`: URL of the hub (None for the usual
+    `source`: the only one that is asked (None: one after the other). `endpoint`: URL of the hub (None for the usual
     one). `say` is called with each step, in words.
     """
     folder = models_cache() / model.name

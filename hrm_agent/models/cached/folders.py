@@ -59,11 +59,11 @@ class Card:
     origin: str
     """Source in words, with its revision or version."""
     license: str | None
-    """SPDX identifier; None if the source names none."""
+    """SPDX identifier (None if the source names none)."""
     made_with: dict[str, str] = field(default_factory=dict[str, str])
     """Package -> version that wrote the files; empty for files that were downloaded as they are."""
     source_sha256: str | None = None
-    """Digest of the wheel or the GGUF file that the files were made from; None for files that were downloaded."""
+    """Digest of the wheel or the GGUF file that the files were made from (None for files that were downloaded)."""
     files: dict[str, FileFacts] = field(default_factory=dict[str, FileFacts])
     """Name -> facts of each file but the card."""
 
@@ -75,7 +75,7 @@ def models_cache() -> Path:
 
 
 def read_card(folder: Path) -> Card | None:
-    """The card of a model's folder; None where there is no folder, or it has no card that can be read."""
+    """The card of a model's folder (None where there is no folder, or it has no card that can be read)."""
     try:
         read: dict[str, Any] = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
         files = {name: FileFacts(**facts) for name, facts in read.pop("files").items()}
@@ -100,7 +100,7 @@ def check_sizes(folder: Path, card: Card, remedy: str) -> None:
 
 
 def differing_file(folder: Path, card: Card) -> str | None:
-    """Name of a file whose content is not the one on the card; None where all are as they were written."""
+    """Name of a file whose content is not the one on the card (None where all are as they were written)."""
     for name, facts in card.files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != facts.bytes or sha256_of(path) != facts.sha256:

@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 def converted_folder(file: Path) -> Path | None:
-    """Folder that the file was converted into; None where it was not, or has changed since. Raises `ModelError`."""
+    """Folder that the file was converted into (None where it was not, or has changed since). Raises `ModelError`."""
     check_is_gguf(file)
     note, now = _note_of(file), _state_of(file)
     try:

@@ -18,7 +18,7 @@ _MAGIC = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """What the head of a GGUF file says."""
+    """Facts in the head of a GGUF file."""
 
     architecture: str
     """llama.cpp's name, such as `llama` or `qwen2`."""
@@ -35,7 +35,7 @@ class GgufFacts:
     context: int | None
     """Most tokens of a conversation (None if the file does not say)."""
     splits_like: str | None
-    """How text is split before it is encoded, as llama.cpp names it (None for other tokenizers than byte-level BPE)."""
+    """Way of splitting text before encoding, as llama.cpp names it (None for others than byte-level BPE)."""
     rope_scaling: str | None
     """Kind of rotary scaling: `yarn`, `linear`, `longrope`, or `factors` for a tensor of factors (None without)."""
     rope_factors: tuple[float, ...] | None

@@ -31,12 +31,12 @@ These are the tools, one a line, each with the JSON schema of its arguments:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """How text is kept from becoming tokens."""
+    """Guards that keep text from becoming tokens."""
 
     text: Callable[[str], str]
-    """Of others: no added token comes of it."""
+    """For text of others: no added token comes of it."""
     own: Callable[[str], str]
-    """Of the policy's own turns: tags stay tags, control tokens and the frame of thoughts become text."""
+    """For the policy's own turns: tags stay tags, control tokens and the frame of thoughts become text."""
     tree: Callable[[Any], Any]
     """`text` for every string of a value."""
 
@@ -46,9 +46,9 @@ class Arranging:
     """Puts messages for one template."""
 
     dialect: Dialect
-    """How the template is spoken to."""
+    """Way of speaking to the template."""
     guards: Guards
-    """How text is kept from becoming tokens."""
+    """Guards that keep text from becoming tokens."""
 
     def turn(self, message: BaseMessage) -> Turn:
         """One message, before the neighbours are looked at."""

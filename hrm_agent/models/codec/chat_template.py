@@ -75,11 +75,11 @@ class ChatTemplateCodec:
     control_token_ids: frozenset[int]
     """Ids of the special tokens, but for those that stand inside of answers: marks of calls and thoughts."""
     dialect: Dialect
-    """How the template is spoken to."""
+    """Way of speaking to the template."""
     speech: Speech | None = None
-    """What a test of it showed; None where it was not put to any."""
+    """Result of a test of it (None where it was not put to any)."""
     written_by: str = "its template"
-    """What writes conversations, in a few words."""
+    """Writer of the conversations, in a few words."""
 
     def __init__(
         self, tokenizer: Any, *, tools: str | None = None, keep_thoughts: bool = False, ends: Iterable[int] = ()
@@ -216,7 +216,7 @@ class ChatTemplateCodec:
     # what was found out, as tokens
 
     def _discovered(self, controls: Sequence[str], tools: str | None) -> Dialect:
-        """How the template is spoken to. Raises `ModelError` where there is none."""
+        """Way of speaking to the template. Raises `ModelError` where there is none."""
         return discover(self._render, controls, self._source(), tools)
 
     def _name_tokens(self, special: frozenset[int], spellings: dict[int, str], ends: Iterable[int]) -> None:
@@ -344,7 +344,7 @@ class ChatTemplateCodec:
         return written.removeprefix(thoughts.open).removeprefix("\n") if thoughts.opened else written
 
     def _before_words(self) -> str:
-        """What stands between the header of a prompt and the words of an answer without thoughts."""
+        """Text between the header of a prompt and the words of an answer without thoughts."""
         thoughts = self.dialect.thoughts
         if self.dialect.form.header:
             return self.dialect.form.shown_after[0]

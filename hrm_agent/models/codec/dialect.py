@@ -1,4 +1,4 @@
-"""How a model's chat template has to be spoken to: found by rendering probes, never by a model's name.
+"""Dialects: how chat templates are spoken to, found by rendering probes and never by a model's name.
 
 A template is a program, and what it does with tools, calls, results, system turns and thoughts shows in what it
 writes. Where it knows of no tools, or writes calls that nobody can read, tools are offered by a text in the system
@@ -49,7 +49,7 @@ _LONG_ID, _SHORT_ID = "0123456789abcdef-0", "abcdefgh1"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How messages are put for a template."""
+    """Form in which messages are put for a template."""
 
     prompted: bool = False
     """Tools are offered in the system turn by a text of ours, and the template is told of none."""
@@ -82,7 +82,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a template writes after an answer."""
+    """End that a template writes after an answer."""
 
     text: str
     """Spelling of the first control token after it."""
@@ -94,12 +94,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What was found out about a template."""
+    """Facts that were found out about a template."""
 
     shape: Shape
-    """How messages are put for it."""
+    """Form in which messages are put for it."""
     form: CallForm
-    """How calls are written and read."""
+    """Form in which calls are written and read."""
     thoughts: Thoughts | None
     """None where the template knows of no thoughts."""
     answer: Ending
@@ -108,7 +108,7 @@ class Dialect:
     """After an answer with calls."""
 
     def ending(self, *, calls: bool) -> Ending:
-        """What ends an answer."""
+        """End of an answer."""
         return self.call if calls else self.answer
 
 
@@ -183,7 +183,7 @@ class _Probing:
         return kept
 
     def own_tools(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
-        """The template's own way with tools; None where it has none, or none that can be gone on with."""
+        """The template's own way with tools (None where it has none, or none that can be gone on with)."""
         told = self._try([_turn("user", _QUESTION)], [PROBE_TOOL])
         if "probe_tool" not in told or "count" not in told or _QUESTION not in told:
             return None
@@ -203,7 +203,7 @@ class _Probing:
         return self._unwritten(asked)
 
     def prompted(self) -> Shape:
-        """What is left to a template that knows of no tools, or of none that can be used."""
+        """Shape that is left to a template that knows of no tools, or of none that can be used."""
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
         answered = self._try([_turn("user", _QUESTION)], header=False)
         header = self.base[_alike(self.base, answered) :]
@@ -271,7 +271,7 @@ class _Probing:
         return all(text in rendered for text in texts)
 
     def _try(self, turns: list[Turn], tools: list[Any] | None = None, *, header: bool = True) -> str:
-        """What the template writes; nothing where it refuses."""
+        """Text that the template writes (empty where it refuses)."""
         try:
             return self._render(turns, tools, header=header)
         except ModelError:

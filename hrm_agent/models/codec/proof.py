@@ -1,4 +1,4 @@
-"""Whether a codec speaks with its model as it should: put to the test on probe texts when a model is loaded.
+"""Tests of a codec on probe texts, run when a model is loaded: that it speaks with its model as it should.
 
 It takes some milliseconds. A tokenizer that loses text is no use at all; tools that a model would not be told of, or
 calls that would not be read, are said where tools are offered, since a conversation without tools needs neither.

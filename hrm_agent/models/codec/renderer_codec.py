@@ -175,7 +175,7 @@ class RendererCodec(ChatTemplateCodec):
 
 
 class _SeenTokenizer:
-    """What a renderer sees of a tokenizer. Every text comes back as it was, and there are no offsets."""
+    """Tokenizer as a renderer sees it. Every text comes back as it was, and there are no offsets."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.name_or_path = str(getattr(tokenizer, "name_or_path", ""))

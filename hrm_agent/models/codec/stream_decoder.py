@@ -79,7 +79,7 @@ class StreamDecoder:
         self._hidden = hidden
         self._thinking = hidden.opened
         self._begun = not (hidden.thoughts or hidden.opening or hidden.shown_after)
-        """What the answer begins with is known."""
+        """The beginning of the answer is known."""
         self._after_thoughts = False
         """Line ends at the beginning are no part of the answer."""
 

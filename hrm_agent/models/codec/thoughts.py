@@ -24,7 +24,7 @@ class Thoughts:
     close: str
     """Spelling after them, without white space around it."""
     field: str | None
-    """Key of a message under which the template takes them; None where it takes them at most in the content."""
+    """Key of a message under which the template takes them (None where it takes them at most in the content)."""
     opened: bool = False
     """The prompt ends with the opening, so that an answer begins with thoughts."""
     closed: bool = False

@@ -49,11 +49,11 @@ class LayerAttention:
     keys: LayerKeys
     """Shape of its keys and values."""
     window: int | None
-    """Tokens that it sees, itself included; None: all before it."""
+    """Tokens that it sees, itself included (None: all before it)."""
     sinks: bool
     """Each head has a logit that takes a share of the attention and gives nothing."""
     softcap: float | None
-    """Scores are bounded to plus and minus this, by a tanh; None: they are as they are."""
+    """Scores are bounded to plus and minus this, by a tanh (None: they are as they are)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class AttentionSurvey:
     dtype: torch.dtype
     """Number format of keys and values."""
     objection: str | None
-    """Why tokens of several texts cannot stand in one sequence, a clause about the model; None: they can."""
+    """Why tokens of several texts cannot stand in one sequence, a clause about the model (None: they can)."""
 
 
 def register_attention(name: str, attention: Callable[..., tuple[Tensor, None]]) -> None:

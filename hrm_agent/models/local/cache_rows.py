@@ -68,7 +68,7 @@ class Rows:
     """
 
     def __init__(self, pool: KVPool, switch: int | None = None, *, windows: Sequence[int | None] | None = None) -> None:
-        """`windows`: tokens that each layer sees, itself included; None: all before it, in all layers or in one."""
+        """`windows`: tokens that each layer sees, itself included (None: all before it, in all layers or in one)."""
         self.pool = pool
         self._switch = switch
         self._windows = tuple(windows or [None] * len(pool.shape.layers))

@@ -63,7 +63,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which positions of the rows each token sees in layers of one kind; None if there is no row of that sort."""
+    """Which positions of the rows each token sees in layers of one kind (None if there is no row of that sort)."""
 
     sampling: Mask | None
     """Of shape [sampling, 1, 1, positions]."""
@@ -147,7 +147,7 @@ class _How:
     """Treatment of the scores of one layer."""
 
     scale: float | None
-    """Their factor; None: one over the root of the size of a head."""
+    """Their factor (None: one over the root of the size of a head)."""
     sinks: torch.Tensor | None
     """[heads] logits that take a share of the attention and give nothing."""
     softcap: float | None

@@ -69,7 +69,7 @@ class CallForm:
     words: str = "{}"
     """Words before calls, with their place; empty for forms in which an answer has either."""
     header: str = ""
-    """Of forms with channels, the spelling with which a message begins; the prompt ends with it."""
+    """Spelling with which a message begins, in forms with channels. The prompt ends with it."""
     shown_after: tuple[str, ...] = ()
     """Spellings behind a header, before words that are shown."""
     thought_spans: Callable[[str], list[tuple[int, int]]] | None = None

@@ -45,7 +45,7 @@ class _Tags:
     lines: bool
     """A value stands on lines of its own."""
     example: str
-    """How a call begins, for who wrote it otherwise."""
+    """Beginning of a call, for who wrote it otherwise."""
     value_end: re.Pattern[str]
     """The closing tag of a value, where it is followed by what may follow it."""
     next_call: re.Pattern[str]
