@@ -104,7 +104,8 @@ class RecordedGroups(BaseModel):
         a_pass = self.steps_of_pass(prompts_per_step)
         how = "as they were recorded" if self.own_steps() is not None else f"of {prompts_per_step} groups, drawn"
         first = f"{len(self.groups)} groups of {rollouts} rollouts on record: {a_pass} steps a pass, {how}; "
-        first += f"{steps} steps are {steps / a_pass:g} pass{'es' * (steps != a_pass)}."
+        first += f"{steps} steps are" if steps != 1 else "1 step is"
+        first += f" {steps / a_pass:g} pass{'es' * (steps != a_pass)}."
         return [first, *_told(self.left_out, self.context, self.idle)]
 
 
@@ -287,7 +288,8 @@ class _Selection:
         raise TaskError(
             f"There is nothing to learn from in {where}. {why}",
             "Several rollouts of one task are compared (`collect --samples 8`), sampled by a policy of this tokenizer "
-            "at a temperature above 0 and with top_p 1, with rewards that differ. `train sft --from` learns from any.",
+            "at a temperature above 0 and with top_p 1, with rewards that differ. `train sft --from` learns from all "
+            "that were completed.",
         )
 
 

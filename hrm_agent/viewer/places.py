@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hrm_agent.errors import HrmError, StoreError, nearest
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
@@ -20,11 +21,14 @@ from hrm_agent.store.run_store import file_of
 from hrm_agent.store.shown_url import shown_url
 from hrm_agent.store.sqlite_read_only import change_mark_of, is_run_store
 from hrm_agent.unicode import replace_surrogates
+from hrm_agent.viewer.projections.run_files import config_of
 
 __all__ = ["NoPlaceError", "Place", "Places", "is_run_folder"]
 
 _OF_TRAINING = ("config.toml", "metrics.jsonl", STORE_POINTER)
 _STORE = "store.db"
+_NO_STORE = "train sft"
+"""The command whose runs have metrics and no store."""
 _WATCHED = (*_OF_TRAINING, "run_id", "report.json", "analysis/tokens.jsonl")
 _SECONDS_BETWEEN_SCANS = 0.5
 _SECONDS_BETWEEN_TRIES = 2.0
@@ -45,6 +49,7 @@ class Place:
         self.folder = folder
         self._store: RunStore | None = None
         self._failed: tuple[float, Hashable, HrmError] | None = None
+        self._empty: TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -62,7 +67,7 @@ class Place:
             if self._failed is not None and began < self._failed[0] and self._failed[1] == mark:
                 raise self._failed[2].with_traceback(None)
             try:
-                self._store = open_store(self.address, read_only=True)
+                self._store = self._opened()
             except HrmError as error:
                 now = time.monotonic()  # a server that does not answer is not waited for all the time
                 self._failed = (now + max(_SECONDS_BETWEEN_TRIES, 3 * (now - began)), mark, error)
@@ -113,6 +118,19 @@ class Place:
     def close(self) -> None:
         with self._lock:
             self._forget()
+            if self._empty is not None:
+                self._empty.cleanup()
+                self._empty = None
+
+    def _opened(self) -> RunStore:
+        """The store; an empty one in a temporary folder for a run that records nothing, as fine-tuning does."""
+        file = file_of(self.address)
+        if self.folder is None or file is None or file.exists() or config_of(self.folder).get("command") != _NO_STORE:
+            return open_store(self.address, read_only=True)
+        if self._empty is None:
+            self._empty = TemporaryDirectory(prefix="hrm-agent-view-")
+            open_store(Path(self._empty.name)).close()
+        return open_store(Path(self._empty.name), read_only=True)
 
     def _forget(self) -> None:
         if self._store is not None:

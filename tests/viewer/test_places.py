@@ -12,6 +12,8 @@ from hrm_agent.errors import HrmError
 from hrm_agent.store import STORE_POINTER, open_store
 from hrm_agent.viewer import places as module
 from hrm_agent.viewer.places import NoPlaceError, Place, Places
+from hrm_agent.viewer.projections.curves import metrics
+from hrm_agent.viewer.projections.runs import runs
 from tests.support.store.bodies import is_file, set_version
 from tests.support.trajectory.samples import make_trajectory
 
@@ -171,6 +173,22 @@ def test_a_place_that_cannot_be_opened_says_why_until_it_can(tmp_path: Path) -> 
     assert "There is no store" in problem(place)
     make(path)
     assert place.problem is None and len(place.store().threads()) == 1
+    places.close()
+
+
+def test_a_fine_tuning_has_curves_and_no_store(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    (folder / "config.toml").write_text('command = "train sft"\nsteps = 2\npolicy = "a"\n')
+    (folder / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n{"step": 2, "accuracy": 0.75}\n')
+    places = Places([str(tmp_path)])
+    (place,) = places.all()
+    listed = runs([place])
+    assert listed["problems"] == [] and place.problem is None
+    (run,) = listed["runs"]
+    assert (run["kind"], run["policy"], run["steps"], run["status"]) == ("train sft", "a", 2, "ended")
+    assert metrics(place, run["run"])["series"]["accuracy"] == [0.5, 0.75]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "metrics.jsonl"], "nothing was written"
     places.close()
 
 

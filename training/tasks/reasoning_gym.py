@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -135,7 +136,8 @@ def load_arc_agi(
 
 def _grids(riddle: dict[str, Any]) -> list[Task]:
     """A problem for each test grid of a task: most have one."""
-    from reasoning_gym.arc import board_format as board
+    with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+        from reasoning_gym.arc import board_format as board
 
     options = board.BoardFormattingOptions()
     examples = "".join(board.format_board_pair(i, pair, options) for i, pair in enumerate(riddle["train"], 1))
@@ -180,7 +182,9 @@ def _dataset(
 
 def _registered() -> dict[str, tuple[Any, Any]]:
     try:
-        from reasoning_gym.factory import DATASETS
+        # A library of its own warns of its source where that is compiled at the first import.
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+            from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise HrmError("reasoning-gym is not installed.", "Run: pip install reasoning-gym") from error
     return DATASETS

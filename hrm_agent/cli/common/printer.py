@@ -98,9 +98,13 @@ def _status(message: ToolMessage) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value of the graph's state: text as it is, a list item by item, all else as JSON."""
+    """A value of the graph's state: text as it is, a list item by item, all else as JSON.
+
+    None at the head of a list begins it anew for a reducer, and is no item.
+    """
     if isinstance(value, list):
         items = cast("list[Any]", value)
+        items = items[1:] if items[:1] == [None] else items
         return "\n" + "\n".join(f"    {_shown(item)}" for item in items)
     return value if isinstance(value, str) else json_line(value)
 

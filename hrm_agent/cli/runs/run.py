@@ -351,7 +351,8 @@ def conclude(output: Output, trajectory: Trajectory, where: str, outcome: Outcom
     output.say((trajectory.error or trajectory.answer or "no answer") + (f" ({at_limit})" if at_limit else ""))
     if outcome is not None:
         what = f"chosen: {outcome.chosen}, {outcome.reason}" if outcome.chosen else "none is chosen"
-        output.say(f"\n{len(outcome.candidates)} runs, {what}")
+        count = len(outcome.candidates)
+        output.say(f"\n{count} run{'s' * (count != 1)}, {what}")
     answered = any(run.own_calls for run in runs)
     failed = trajectory.status in (RunStatus.FAILED, RunStatus.RUNNING) or any(run.failed_calls for run in runs)
     without = "no model has answered" if failed else "no model was asked"

@@ -116,8 +116,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
     if trajectories and all(each.ended_at and each.ended_at < began for each in trajectories):
         remark(f"All were on record in {folder}, and none was run again: another --out runs them anew.")
     _tell_unasked(config.policy, trajectories)
-    if config.rewards is None:
-        _tell_unboxed(trajectories)
+    _tell_none_right(trajectories, by_verifier=config.rewards is None)
     return trajectories
 
 
@@ -131,14 +130,35 @@ def _tell_unasked(policy: str, trajectories: Sequence[Trajectory]) -> None:
     remark(f"{said} --stand-in puts the policy in the place of a graph's own chat model.")
 
 
-def _tell_unboxed(trajectories: Sequence[Trajectory]) -> None:
-    """Say on stderr if answers may be wrong only because they are not in a box."""
-    said = [each.answer for each in trajectories if each.rewards and each.answer]
-    if said and not any(each.outcome > 0 for each in trajectories) and not any("\\boxed" in text for text in said):
-        remark(
-            "No answer was right, and none has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>. "
-            "Ask for it in the graph's prompt, or score what is there: --rewards answer:last_number, say."
+def _tell_none_right(trajectories: Sequence[Trajectory], *, by_verifier: bool) -> None:
+    """Say on stderr if answers may be wrong only because they were cut off, or are not in a box.
+
+    `by_verifier`: the verifier of the tasks has scored them, not a rubric.
+    """
+    scored = [each for each in trajectories if each.rewards]
+    if not scored or any(each.outcome > 0 for each in scored):
+        return
+    limits = Counter(
+        each.stop_reason.value
+        for each in scored
+        if each.status is RunStatus.TRUNCATED and each.stop_reason and not each.error
+    )
+    reasons: list[str] = []
+    if 2 * (cut := limits.total()) >= len(scored):
+        (most, _), *_ = limits.most_common(1)
+        reasons.append(
+            f"{cut} of {len(scored)} rollouts ended at a limit before they were done, most often {most}: raise "
+            "--max-tokens, or the graph's own limits (--context)."
         )
+    done = any(each.status is RunStatus.COMPLETED and each.answer for each in scored)
+    if by_verifier and done and not any(each.answer and "\\boxed" in each.answer for each in scored):
+        reasons.append(
+            "None has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>: have the graph's prompt ask "
+            "for it, teach the policy to write it (`train sft`), or score what is there (--rewards answer:last_number, "
+            "say)."
+        )
+    if reasons:
+        remark(" ".join(["No answer was right.", *reasons]))
 
 
 def tell_changed_sources(tasks: str, split: str, folder: Path, *others: str) -> None:

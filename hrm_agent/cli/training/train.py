@@ -33,7 +33,14 @@ ACTIONS = {
     "rl": "reinforcement learning on recorded graph runs: grpo, grpo-roc, and their controls",
     "sft": "supervised fine-tuning on conversations",
 }
-_WATCHED = ("rollout/correct", "rollout/correct_with_tool_error", "select/groups_rejected", "loss", "eval/correct")
+_WATCHED = {
+    "rollout/correct": "correct",
+    "rollout/correct_with_tool_error": "correct_with_tool_error",
+    "rollout/reward_mean": "reward",
+    "select/groups_rejected": "groups_rejected",
+    "loss": "loss",
+    "eval/correct": "held-out",
+}
 """Metrics shown while a run goes on; metrics.jsonl has all of them."""
 
 
@@ -241,9 +248,17 @@ def _shown(config: GrpoConfig, advance: Callable[[str, int], None]) -> Callable[
 
 
 def watched(row: Mapping[str, Any]) -> str:
-    """The metrics of a step that are shown while a run goes on; of one that changed nothing, why."""
-    shown = {name.rpartition("/")[2]: row.get(name) for name in _WATCHED}
-    parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None and isfinite(value)]
+    """The metrics of a step that are shown while a run goes on, and why a step changed nothing.
+
+    The mean reward is shown where it is another number than the share of right answers.
+    """
+    shown = {name: row.get(key) for key, name in _WATCHED.items()}
+    if shown["reward"] == shown["correct"]:
+        del shown["reward"]
+    # Adding 0.0 takes the sign off -0.0, which a small negative loss is rounded to.
+    parts = [
+        f"{name} {round(value, 3) + 0.0:.3f}" for name, value in shown.items() if value is not None and isfinite(value)
+    ]
     return ", ".join([*parts, f"skipped: {row['skipped']}"] if row.get("skipped") else parts)
 
 

@@ -11,8 +11,9 @@ answer are its `reasoning_content`.
 
 Each answer is learned once, and by the role that gave it: where conversations fork, where the template broke one in
 two, or where a run was forked off another, an answer that another row teaches carries `"weight": 0`, and so does one
-that no recorded call of this role gave, or gave with these tools. It is context. `hrm-agent train sft` heeds the
-weight; a trainer that does not will count these answers again.
+that no recorded call of this role gave, or gave with these tools. It is context. So is an answer that was cut off at
+its limit on tokens: it would be learned as a whole one. `hrm-agent train sft` heeds the weight; a trainer that does not
+will count these answers again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, context_hash, conversation_of
 from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped
-from hrm_agent.trajectory.schema import Call, RunStatus, Trajectory
+from hrm_agent.trajectory.schema import Call, FinishReason, RunStatus, Trajectory
 from hrm_agent.trajectory.shown import REASONING, thoughts_of
 
 __all__ = ["chat_message", "chat_rows"]
@@ -59,7 +60,9 @@ def _rows(trajectory: Trajectory, known: RequestHints, roles: Collection[str]) -
     found = [(call, conversation_of(call, trajectory, known)) for call in leaves]
     yield from (Skipped(reason) for _, reason in found if isinstance(reason, str))
     conversations = [(call, one) for call, one in found if isinstance(one, ConversationOfCall)]
-    fresh = {_given(call, call.context_hash) for call in wanted}
+    whole = [call for call in wanted if call.finish_reason is not FinishReason.LENGTH]
+    yield from [Skipped("the answer was cut off at its limit on tokens")] * (len(wanted) - len(whole))
+    fresh = {_given(call, call.context_hash) for call in whole}
     for call, one in sorted(conversations, key=lambda each: len(each[1].messages), reverse=True):
         row = _row(trajectory, call, one, fresh)
         if isinstance(row, Skipped):

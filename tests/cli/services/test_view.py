@@ -8,10 +8,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -19,19 +17,7 @@ import pytest
 from hrm_agent.store import open_store
 from tests.cli.conftest import Command
 from tests.support.trajectory.samples import make_trajectory
-
-
-class Viewing(NamedTuple):
-    process: subprocess.Popen[str]
-    said: dict[str, Any]
-    base: str
-    token: str
-
-    def ask(self, path: str) -> Any:
-        request = urllib.request.Request(
-            f"{self.base}/api/v1/{path}", headers={"Authorization": f"Bearer {self.token}"}
-        )
-        return urllib.request.urlopen(request, timeout=60)
+from tests.support.viewer.process import viewing
 
 
 @pytest.fixture
@@ -40,19 +26,6 @@ def runs(tmp_path: Path) -> Path:
     with open_store(tmp_path / "runs" / "store.db") as store:
         store.journal.write_trajectory(make_trajectory())
     return tmp_path / "runs"
-
-
-@contextmanager
-def viewing(folder: Path, *words: str) -> Iterator[Viewing]:
-    command = [sys.executable, "-m", "hrm_agent", "view", *words, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
-        try:
-            assert process.stdout is not None
-            said = json.loads(process.stdout.readline())
-            base, _, fragment = said["url"].partition("/#token=")
-            yield Viewing(process, said, base, fragment.partition("&")[0])
-        finally:
-            process.kill()
 
 
 @pytest.mark.whole

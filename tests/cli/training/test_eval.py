@@ -35,9 +35,16 @@ def test_answers_without_the_box_that_the_verifier_reads_are_told(hrm: Command, 
     (tmp_path / "q.csv").write_text("question,answer\nHow many legs?,226\n")
     words = ("eval", "--graph", "./says.py:graph", "--tasks", "./q.csv")
     told = hrm(*words, "--out", "a")
-    assert "none has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>" in told.err
+    assert "None has what the verifier of the tasks reads, <answer>\\boxed{...}</answer>" in told.err
     assert "--rewards answer:last_number" in told.err
     assert "boxed" not in hrm(*words, "--out", "b", "--rewards", "answer:last_number").err
+
+
+def test_rollouts_that_were_cut_off_are_told(scripted: str, hrm: Command) -> None:
+    told = hrm("eval", "--policy", scripted, "--count", "1", "--context", "max_turns=1", "--out", "a")
+    cut = "1 of 1 rollouts ended at a limit before they were done, most often max_turns: raise --max-tokens"
+    assert f"No answer was right. {cut}" in told.err
+    assert "boxed" not in told.err, "none was done"
 
 
 def test_from_tasks_to_results_and_a_comparison(tasks: str, hrm: Command, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hrm_agent.cli.training.panel import WIDTH, panel
+from hrm_agent.cli.training.train import watched
 from hrm_agent.training.config_parts import TrainingStage
 from hrm_agent.training.configs import GrpoConfig
 
@@ -54,6 +55,13 @@ def test_a_step_with_a_signal_takes_two_lines() -> None:
 def test_what_is_wrong_has_a_line_and_what_to_do_about_it(change: dict[str, Any], said: str) -> None:
     *_, last = panel({**ROW, **change}, STAGED)
     assert said.startswith(last.removesuffix("…")) and len(last) > WIDTH // 2
+
+
+def test_a_line_of_a_step_tells_rollouts_from_held_out_problems() -> None:
+    row = {**ROW, "rollout/correct_with_tool_error": None, "rollout/reward_mean": 0.8125, "loss": -0.0004}
+    assert watched(row) == "correct 0.812, groups_rejected 0.250, loss 0.000, held-out 0.828"
+    by_rubric = {**row, "rollout/correct": 0.0, "rollout/reward_mean": 0.25, "eval/correct": None}
+    assert watched(by_rubric) == "correct 0.000, reward 0.250, groups_rejected 0.250, loss 0.000"
 
 
 def test_no_line_is_wider_than_a_terminal_of_80_columns() -> None:

@@ -13,7 +13,17 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from hrm_agent.tools import python
 from hrm_agent.training.sft import read_chats
-from hrm_agent.trajectory import BranchReason, Call, ForkRef, RunStatus, StopReason, TaskRef, Trajectory, content_hash
+from hrm_agent.trajectory import (
+    BranchReason,
+    Call,
+    FinishReason,
+    ForkRef,
+    RunStatus,
+    StopReason,
+    TaskRef,
+    Trajectory,
+    content_hash,
+)
 from hrm_agent.trajectory.formats import Report, RequestHints, export_to
 from hrm_agent.trajectory.formats.messages import context_hash
 from tests.support.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
@@ -202,6 +212,17 @@ def test_which_runs_are_taken(tmp_path: Path) -> None:
     assert len(rows) == 1
     assert report.left_out == {"the run is truncated, not completed": 1, "the reward is below 0.5": 2}
     assert len(export(tmp_path, wrong, unverified)[0]) == 2
+
+
+def test_an_answer_that_was_cut_off_is_context(tmp_path: Path) -> None:
+    cut = FinishReason.LENGTH
+    plan = by("planner", [ASKED], AIMessage("First, m"), finish_reason=cut)
+    draft = by("solver", [ASKED], AIMessage("It is 4"), finish_reason=cut)
+    sent = [ASKED, AIMessage("It is 4"), HumanMessage("Go on.")]
+    rows, report = export(tmp_path, run(plan, draft, by("solver", sent, ANSWER)))
+    assert learnt(rows) == [("solver", [ANSWER.text])]
+    assert [m.get("weight") for m in rows[0]["messages"] if m["role"] == "assistant"] == [0, None]
+    assert report.left_out == {"the answer was cut off at its limit on tokens": 2}
 
 
 def test_a_call_that_could_not_be_decoded_is_not_taught(tmp_path: Path) -> None:
