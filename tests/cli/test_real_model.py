@@ -88,7 +88,7 @@ def test_what_it_says_is_recorded_once_and_read_everywhere(hrm: Command, tmp_pat
         listed = json.load(view.ask("runs"))
         assert [each["trajectories"] for each in listed["runs"] if each["run"] == "c"] == [8] and not listed["problems"]
         page = json.load(view.ask("trajectory?" + urlencode({"place": "s.db", "id": one})))
-        assert page["policy"] == NAME
+        assert page["header"]["policy"] == NAME
 
 
 def rows_of(run: str) -> list[dict[str, float]]:

@@ -21,14 +21,11 @@ def measured(name: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--lora-rank", "8")], ids=["whole", "lora"])
-def test_three_steps_with_the_defaults_leave_a_pretrained_model_its_english(
-    flags: tuple[str, ...], real_model: str, tmp_path: Path
-) -> None:
+def test_three_steps_with_the_defaults_leave_a_pretrained_model_its_english(real_model: str, tmp_path: Path) -> None:
     before = measured(real_model)
     data, run = write_conversations(tmp_path / "chats.jsonl"), tmp_path / "run"
     words = ("train", "sft", str(data), "--policy", real_model, "--steps", "3", "--out", str(run))
-    assert main([*words, *flags]) == 0
+    assert main(list(words)) == 0
     after = measured(str(run / "model"))
-    print(f"\nperplexity of ten paragraphs: {before:.2f} before, {after:.2f} after{' '.join(('', *flags))}")
+    print(f"\nperplexity of ten paragraphs: {before:.2f} before, {after:.2f} after")
     assert after == pytest.approx(before, rel=0.1)
