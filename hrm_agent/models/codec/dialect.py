@@ -263,7 +263,7 @@ class _Probing:
         return found[min(found)] if found else ""
 
     def _last_line(self) -> str:
-        """The end of the prompt that its header's role is no part of, without white space."""
+        """Text of the prompt after the role of its header, without white space."""
         return "".join(self.base.rpartition(_QUESTION)[2].split()).rpartition("assistant")[2]
 
     def _holds(self, turns: list[Turn], *texts: str, tools: list[Any] | None = None) -> bool:

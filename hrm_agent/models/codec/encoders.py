@@ -14,7 +14,7 @@ __all__ = ["own_encoder", "plain_encoder"]
 def own_encoder(tokenizer: Any) -> Tokenizer:
     """An encoder of one's own, so that no caller's truncation or padding reaches it; the vocabulary is shared.
 
-    Raises `ModelError` where the tokenizer is none of the `tokenizers` library.
+    Raises `ModelError` where the tokenizer has no backend of the `tokenizers` library.
     """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -33,14 +33,14 @@ class Thoughts:
     """Without a field, the template writes thoughts that stand in the content."""
 
     def split(self, text: str) -> tuple[str | None, str]:
-        """The thoughts (None: there are none) and the rest. Thoughts without an end are all of the answer."""
+        """Split an answer into thoughts (None without any) and the rest. Unclosed thoughts take the whole answer."""
         thoughts, rest = self._apart(text)
         if not thoughts:
             return None, text
         return "\n\n".join(filter(None, thoughts)), rest.lstrip("\n")
 
     def end(self, text: str) -> int:
-        """Number of characters up to the end of the thoughts, their closing included (0: there are none)."""
+        """Number of characters of the thoughts, closing mark included (0 without thoughts)."""
         thoughts, rest = self._apart(text)
         return len(text) - len(rest) if thoughts else 0
 

@@ -87,7 +87,7 @@ def test_a_model_is_told_of_its_tools_its_call_is_read_and_the_conversation_goes
 
 
 def test_the_table_of_all_families(capsys: pytest.CaptureFixture[str]) -> None:
-    """What `models check` finds out about each, on probe texts; `pytest -k table -s` shows it."""
+    """Results of `models check` for each family. `pytest -k table -s` prints them."""
     rows: list[tuple[str, ...]] = []
     for name in families.FAMILIES:
         codec = open_codec(families.load(name))

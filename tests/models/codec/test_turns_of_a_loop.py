@@ -87,7 +87,7 @@ def test_the_conversation_goes_on(name: str, thoughts: bool) -> None:
 
 @each_family
 def test_a_written_answer_with_words_and_calls_is_read_back(name: str) -> None:
-    """What fine-tuning teaches is what is read. A form without a place for words beside calls has the calls."""
+    """A turn encoded for fine-tuning is parsed back. A form without words beside calls keeps the calls."""
     codec = ChatTemplateCodec(families.load(name))
     for message in (answer(False, "Well.", calls=1), answer(False, calls=2), answer(False, "Well.", calls=2)):
         read = codec.parse(codec.decode(codec.encode_turn([*ASKED, message], TOOLS)), TOOLS)

@@ -41,7 +41,7 @@ _MAX_DEPTH = 64
 _WINDOW = 4096
 """Characters in which the end of a JSON value is looked for first."""
 _LONGEST_WORD = 16
-"""Characters, of what JSON spells in one piece: a pair of surrogates is the longest."""
+"""Characters of the longest JSON escape, a pair of surrogates."""
 _AGAIN = 1 << 18
 """Characters that may be read again, beside twice the answer's length."""
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
