@@ -84,7 +84,7 @@ from hrm_agent.testing import tiny_network
 from hrm_agent.training.adam import make_adamw
 from hrm_agent.training.config_parts import OptimPart
 network = tiny_network(3, hidden_size=64, intermediate_size=128, num_hidden_layers=1)
-optimizer = make_adamw(network, OptimPart(optimizer="adamw8bit"))
+optimizer = make_adamw(network, OptimPart(optimizer="adamw8bit", learning_rate=1e-3))
 assert "peft" not in sys.modules
 ids = torch.arange(48)[None]
 for _ in range(2):

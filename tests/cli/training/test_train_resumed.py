@@ -17,6 +17,7 @@ import pytest
 from hrm_agent.config import save_config
 from hrm_agent.errors import RunError
 from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.fitted_config import fit
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from tests.cli.conftest import Command
@@ -123,7 +124,7 @@ def taken_until(step: int, config: GrpoConfig, folder: Path) -> None:
 def test_rollouts_after_the_newest_checkpoint_count_where_a_run_is_prolonged(hrm: Command, tmp_path: Path) -> None:
     """They were sampled from weights that the old rates made, and are not sampled again."""
     folder = tmp_path / "run"
-    begun, longer = (RL.model_copy(update={"steps": steps}) for steps in (8, 16))
+    begun, longer = (fit(RL.model_copy(update={"steps": steps})) for steps in (8, 16))
     config = save_config(begun, "train rl", folder)
     before = config.read_bytes()
     taken_until(6, begun, folder)  # steps 4 and 5 were taken at lower rates, and no checkpoint is after them
