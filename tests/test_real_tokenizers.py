@@ -36,7 +36,8 @@ def packed(files: dict[str, bytes | None]) -> bytes:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             if content is None:
-                member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                member.type = tarfile.SYMTYPE
+                member.linkname = "/etc/passwd"
             member.size = len(content or b"")
             archive.addfile(member, io.BytesIO(content or b""))
     return made.getvalue()
@@ -198,7 +199,8 @@ def test_every_template_for_text_has_its_family() -> None:
 @pytest.mark.parametrize("name", sorted(PACKAGES))
 def test_families_on_their_real_tokenizer(name: str) -> None:
     """One test a tokenizer: one process parses its file."""
-    read, plain = backend(name), base(name)
+    read = backend(name)
+    plain = base(name)
     given, copied = (one.get_added_tokens_decoder() for one in (read, plain.backend_tokenizer))
     assert repr(sorted(copied.items())) == repr(sorted(given.items()))
     for probe in PROBES:
@@ -217,7 +219,8 @@ def test_families_on_their_real_tokenizer(name: str) -> None:
 
 @pytest.mark.real_tokenizers
 def test_tokenizers_share_no_tokens() -> None:
-    first, second = load("qwen3"), load("qwen3")
+    first = load("qwen3")
+    second = load("qwen3")
     first.add_special_tokens({"additional_special_tokens": ["<|mine|>"]})
     first.chat_template = ""
     assert len(first.encode("<|mine|>")) == 1

@@ -118,7 +118,8 @@ def _estimate(found: Evaluation) -> Estimate:
 def _cold_start(folder: Path, tell: OnProgress) -> str:
     from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
 
-    out, of = folder / "cold-start", decided(COLD_START.steps, "steps")
+    out = folder / "cold-start"
+    of = decided(COLD_START.steps, "steps")
     if not (out / "README.md").exists():  # the card is written last
         build_cold_start(out, progress=lambda row: tell("cold_start", int(row["step"]), of, row))
     return str(out)

@@ -60,9 +60,13 @@ _RATES = (
 """By size; the last ones are also those of a model whose size is not known."""
 _MATRIX_FACTOR = 5
 """Muon's rate over AdamW's: a step of Muon is spread over a whole matrix, so that each number in it moves less."""
-_BATCH, _PASSES, _MOST_WARMUP = 16, 3, 30
+_BATCH = 16
+_PASSES = 3
+_MOST_WARMUP = 30
 _MICRO_BATCH_BYTES = 4 << 30
-_LEAST_MICRO_BATCH, _MOST_OF_RL, _MOST_OF_SFT = 512, 4096, 8192
+_LEAST_MICRO_BATCH = 512
+_MOST_OF_RL = 4096
+_MOST_OF_SFT = 8192
 """Tokens of a micro-batch."""
 _FAR = 100
 """A learning rate of so many times the usual one is remarked on, or of so small a part of it."""
@@ -156,7 +160,8 @@ def fit_sft(config: SftConfig, facts: ModelFacts, *, adapter: bool, conversation
     rate = choice.take_rate(usual, why)
     if config.optimizer == "muon":
         choice.take("matrix_learning_rate", lambda: _MATRIX_FACTOR * rate, "a rate of {:.2g} for matrices")
-    count, own_steps = conversations or _BATCH, facts.own.train_sft.steps
+    count = conversations or _BATCH
+    own_steps = facts.own.train_sft.steps
     batch = choice.take("batch_size", lambda: min(_BATCH, count), "{:,} conversations a step")
     if conversations is not None or config.steps is not None or own_steps is not None:
         text = "{:,} steps" if own_steps else f"{{:,}} steps for {_PASSES} passes over {count:,} conversations"
@@ -171,7 +176,8 @@ class _Choice:
 
     def __init__(self, given: Mapping[str, Any], own: BaseModel) -> None:
         """`given`: keys with their values, None where they are left open. `own`: what the model brings along."""
-        self._given, self._own = given, own
+        self._given = given
+        self._own = own
         self._values: dict[str, Any] = {}
         self._rate = ""
         self._others: list[str] = []

@@ -59,7 +59,8 @@ class Learner:
         )
         if optim.gradient_checkpointing:
             self._policy.recompute_activations()
-        model, self.codec = self._policy.model, self._policy.codec
+        model = self._policy.model
+        self.codec = self._policy.codec
         self._config = config
         self.forward: ForwardName = usable_forward(model, config.loss.forward, quiet=not accelerator.is_main_process)
         """How rows are forwarded: as the run is told, or padded where the model cannot be packed."""

@@ -80,7 +80,8 @@ def make_optimizers(model: PreTrainedModel, config: SftConfig) -> list[torch.opt
         matrix_rate = decided(config.matrix_learning_rate, "matrix_learning_rate")
         found.append(Muon(matrices, lr=matrix_rate, weight_decay=config.weight_decay))
     if rest:
-        rate, decay = decided(config.learning_rate, "learning_rate"), config.weight_decay
+        rate = decided(config.learning_rate, "learning_rate")
+        decay = config.weight_decay
         found.append(torch.optim.AdamW(rest, lr=rate, weight_decay=decay, betas=(0.9, 0.98), fused=True))
     return found
 

@@ -162,7 +162,8 @@ class TokenReader:
 
     def _reads_as_recorded(self, call: Call) -> bool:
         sampled = [token for token, is_sampled in zip(call.token_ids, call.mask, strict=True) if is_sampled]
-        text, said = self.codec.decode(sampled), call.response.get("content")
+        text = self.codec.decode(sampled)
+        said = call.response.get("content")
         tools: Any = call.response.get("tool_calls") or []
         names = [each.get("name") for each in tools]
         both = (self.codec.parse(text, call.tools or (), thinks=thinks) for thinks in (True, False))

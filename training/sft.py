@@ -104,7 +104,8 @@ def train_sft(
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     config = _fitted(config, model, adapter, len(conversations))
-    steps, batch_size = decided(config.steps, "steps"), decided(config.batch_size, "batch_size")
+    steps = decided(config.steps, "steps")
+    batch_size = decided(config.batch_size, "batch_size")
     if batch_size < accelerator.num_processes:
         raise ConfigError(
             f"A batch of {batch_size} conversations cannot be shared by {accelerator.num_processes} processes.",
@@ -159,12 +160,14 @@ class _Course:
         optimizers = make_optimizers(model, config)
         self._adapter = adapter
         forward = usable_forward(model, config.forward, quiet=not accelerator.is_main_process)
-        self._model, self._accelerator = model, accelerator
+        self._model = model
+        self._accelerator = accelerator
         self._config = config.model_copy(update={"forward": forward})
         self._wrapped, *self._optimizers = accelerator.prepare(model, *optimizers)
         self._rates = [group["lr"] for group in self._groups]
         self._mean = RunningMean(model, config.average) if config.average else None
-        self._steps, warmup_steps = decided(config.steps, "steps"), decided(config.warmup_steps, "warmup_steps")
+        self._steps = decided(config.steps, "steps")
+        warmup_steps = decided(config.warmup_steps, "warmup_steps")
         self._schedule = Schedule(self._steps, warmup_steps, config.cooldown, config.fall)
         self._examples = examples
         self._skipped = SkippedSteps()
@@ -271,7 +274,8 @@ def _continue(
     if answered is None:
         return None
     try:
-        messages, tools = conversation.messages[:i], conversation.tools
+        messages = conversation.messages[:i]
+        tools = conversation.tools
         return codec.extend(messages, answered, ended_by=ids[-1], tools=tools)
     except TemplateMismatch:
         return None

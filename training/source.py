@@ -100,7 +100,8 @@ class TaskSource:
 
     def __init__(self, config: GrpoConfig, folder: Path, progress: RunProgress | None = None) -> None:
         self.progress = progress or RunProgress()
-        self._config, self._folder = fit(config), folder
+        self._config = fit(config)
+        self._folder = folder
         self._order: list[Task] = []
         self._order_of: tuple[Any, ...] = ()
 

@@ -55,7 +55,8 @@ class EngineProxy:
         """`key`: by which the parent knows the engine. `ask`: sends a request, whose answer the future is given."""
         told: _Facts = pickle.loads(facts)  # noqa: S301 - only the parent can write it
         self.name, self.codec, self.logprob_kind = told.name, told.codec, told.logprob_kind
-        self.policy_version, self.usual_answer = told.policy_version, told.usual_answer
+        self.policy_version = told.policy_version
+        self.usual_answer = told.usual_answer
         self._key, self._ask, self._reads_messages = key, ask, told.reads_messages
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:

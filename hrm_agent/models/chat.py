@@ -277,7 +277,8 @@ class _PolicyCall:
     ) -> None:
         self.options, self.recording = options, active_recording()
         self._backend = backend
-        self._schema, self._asked = schema, asked
+        self._schema = schema
+        self._asked = asked
         self.recorded: AIMessage | None = None
         _jobs.get([]).append(self)
         self._pending: PendingCall | None = None

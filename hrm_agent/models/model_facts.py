@@ -105,7 +105,8 @@ def _size_of(model: Any) -> ModelSize:
 def _bytes_per_token(config: Any) -> int | None:
     """Single precision of what layers keep for the backward pass, and of the logits with their gradient."""
     try:
-        width, layers = int(config.hidden_size), int(config.num_hidden_layers)
+        width = int(config.hidden_size)
+        layers = int(config.num_hidden_layers)
         inner = int(getattr(config, "intermediate_size", None) or 4 * width)
         return 4 * (layers * (16 * width + 6 * inner) + 3 * int(config.vocab_size))
     except (AttributeError, TypeError, ValueError):

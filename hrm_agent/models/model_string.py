@@ -108,7 +108,8 @@ def parse_model(text: str) -> ModelString:
     base, asked, query = text.partition("?")
     scheme, colon, rest = base.partition(":")
     if not colon or is_folder(base):
-        scheme, rest = "fetched" if base in KNOWN_MODELS and not is_folder(base) else "", base
+        scheme = "fetched" if base in KNOWN_MODELS and not is_folder(base) else ""
+        rest = base
     if scheme in _OWN_OPTIONS:
         return ModelString(text, scheme, text.partition(":")[2])
     if scheme not in _LOCAL:

@@ -34,7 +34,8 @@ def trajectory_html(trajectory: Trajectory) -> str:
 
 
 def _said(call: Call) -> Html:
-    text, thoughts = text_of(call.response).strip(), (thoughts_of(call.response) or "").strip()
+    text = text_of(call.response).strip()
+    thoughts = (thoughts_of(call.response) or "").strip()
     thought = element("details", element("summary", "Thoughts"), element("pre", cut(thoughts))) if thoughts else None
     asked = [f"> {asked['name']}: {code_of(asked['args'])}" for asked in call.response.get("tool_calls", ())]
     return join(thought, *(element("pre", cut(part)) for part in (text, *asked) if part))

@@ -108,7 +108,8 @@ def answer_thoughts(trajectory: Trajectory) -> str | None:
 
 def parts_of(response: dict[str, Any]) -> SaidParts:
     """Thoughts that are kept apart, or stand in `<think>` or `<reason>` at the text's beginning, and the rest."""
-    text, apart = text_of(response), thoughts_of(response)
+    text = text_of(response)
+    apart = thoughts_of(response)
     if apart:
         return SaidParts(apart, text)
     if (opened := _OPENED.match(text)) is not None:

@@ -91,7 +91,8 @@ def thought(turns: Turns) -> str:
 
 @each_form
 async def test_calls_and_what_nobody_can_read(name: str, store: RunStore, environment: LocalEnvironment) -> None:
-    codec, turns = codec_of(name), BY_FAMILY[name]
+    codec = codec_of(name)
+    turns = BY_FAMILY[name]
     think = thought(turns)
     script = [turns.call("python", think, code="6 * 7")]
     script += [turns.malformed(kind, think) for kind in turns.form.malformed]
@@ -120,7 +121,8 @@ async def test_calls_and_what_nobody_can_read(name: str, store: RunStore, enviro
 async def test_words_and_calls_of_all_kinds_in_one_answer(
     name: str, store: RunStore, environment: LocalEnvironment
 ) -> None:
-    codec, turns = codec_of(name), BY_FAMILY[name]
+    codec = codec_of(name)
+    turns = BY_FAMILY[name]
     think = "Two things to do." if turns.thoughts else ""
     first = turns.both("Let me see.", "python", think, code="6 * 7")
     script = [first, turns.answer(FINAL, think)]
@@ -175,7 +177,8 @@ async def test_four_roles(name: str, store: RunStore, environment: LocalEnvironm
 @each_form
 async def test_a_prebuilt_agent(name: str, store: RunStore, environment: LocalEnvironment) -> None:
     """LangGraph's own, whose tool node reports what does not fit."""
-    codec, turns = codec_of(name), BY_FAMILY[name]
+    codec = codec_of(name)
+    turns = BY_FAMILY[name]
     think = thought(turns)
     agent = create_react_agent(policy(), [multiply])
     right, wrong = (turns.call("multiply", think, a=a, b=7) for a in (6, "six"))
@@ -191,7 +194,8 @@ async def test_a_prebuilt_agent(name: str, store: RunStore, environment: LocalEn
 
 @each_form
 def test_a_streamed_answer_is_its_content(name: str) -> None:
-    codec, turns = codec_of(name), BY_FAMILY[name]
+    codec = codec_of(name)
+    turns = BY_FAMILY[name]
     think = thought(turns)
     said = 'x to=5, then {"name": 1} <tool_cal [f(x=1)] <|en'
     answers = [turns.answer(said, think), turns.call("python", think, code="1"), turns.both("Well.", "python", think)]
@@ -199,7 +203,8 @@ def test_a_streamed_answer_is_its_content(name: str) -> None:
     for answer in answers:
         with ScriptedEngine([answer, answer], codec=codec) as engine:
             model = PolicyModel(backend=engine).bind_tools([python])
-            whole, chunks = model.invoke(asked), list(model.stream(asked))
+            whole = model.invoke(asked)
+            chunks = list(model.stream(asked))
         assert "".join(chunk.text for chunk in chunks) == whole.text
         decoder = codec.stream()
         shown = "".join(map(decoder.push, codec.encode_answer(answer))) + decoder.finish()

@@ -17,7 +17,8 @@ from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Recording, recording
 from tests.support.graphs.thinking import thinking_codec
 
-THOUGHT, SAID = "Six sevens: the sum of six numbers.", "It is 42."
+THOUGHT = "Six sevens: the sum of six numbers."
+SAID = "It is 42."
 TEXT = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
 
 

@@ -37,7 +37,8 @@ def batch_of(rows: list[Row], forward: ForwardName) -> MicroBatch:
 
 def plain(model: Any, batch: MicroBatch) -> Tensor:
     """Log-prob of each trained token by one plain pass over the tokens before it and itself."""
-    parents, ids = batch.parents_N.tolist(), batch.token_ids_N.tolist()
+    parents = batch.parents_N.tolist()
+    ids = batch.token_ids_N.tolist()
     texts: list[list[int]] = []
     for place in batch.loss_indices_K.tolist():
         text: list[int] = []

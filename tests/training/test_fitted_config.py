@@ -24,7 +24,8 @@ from hrm_agent.training.fitted_config import (
 from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 from hrm_agent.training.small_policy.trained import REINFORCEMENT
 
-MILLION, BILLION = 10**6, 10**9
+MILLION = 10**6
+BILLION = 10**9
 SMOLLM = ModelSize(135 * MILLION, 8192, 2_801_664)
 
 

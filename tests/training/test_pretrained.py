@@ -23,7 +23,8 @@ def measured(name: str) -> float:
 @pytest.mark.slow
 def test_three_steps_with_the_defaults_leave_a_pretrained_model_its_english(real_model: str, tmp_path: Path) -> None:
     before = measured(real_model)
-    data, run = write_conversations(tmp_path / "chats.jsonl"), tmp_path / "run"
+    data = write_conversations(tmp_path / "chats.jsonl")
+    run = tmp_path / "run"
     words = ("train", "sft", str(data), "--policy", real_model, "--steps", "3", "--out", str(run))
     assert main(list(words)) == 0
     after = measured(str(run / "model"))

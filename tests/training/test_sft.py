@@ -133,7 +133,8 @@ def test_where_the_template_rewrites_earlier_turns_a_new_example_begins(codec):
     class Forgetful:
         """A codec whose template drops what was said before."""
 
-        encode, encode_turn = codec.encode, codec.encode_turn
+        encode = codec.encode
+        encode_turn = codec.encode_turn
 
         def extend(self, *_args, **_options):
             raise TemplateMismatch

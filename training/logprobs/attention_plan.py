@@ -259,7 +259,8 @@ def _last_of(prefix: Intervals, window: int | None) -> Intervals:
     """The tokens before a job that its first query may see."""
     if window is None:
         return prefix
-    left, found = window - 1, list[tuple[int, int]]()
+    left = window - 1
+    found = list[tuple[int, int]]()
     for start, stop in reversed(prefix):
         if left > 0:
             found.append((max(start, stop - left), stop))

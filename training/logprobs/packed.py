@@ -85,8 +85,10 @@ class _Paths:
     """Plans for the layers of a model."""
 
     def __init__(self, runs: tuple[Run, ...], wanted_P: Tensor, last: int) -> None:
-        self._runs, self._device = runs, wanted_P.device
-        self._last, self._wanted = last, wanted_P.cpu().numpy()
+        self._runs = runs
+        self._device = wanted_P.device
+        self._last = last
+        self._wanted = wanted_P.cpu().numpy()
         self._plans: dict[tuple[bool, int | None], AttentionPlan] = {}
 
     def of(self, layer: int | None, window: int | None) -> AttentionPlan:

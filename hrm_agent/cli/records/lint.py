@@ -25,7 +25,9 @@ def run(words: list[str]) -> int:
     parser.add_argument("--run", metavar="RUN", help="only the trajectories of this run")
     arguments = parser.read(words)
     checked, findings, damaged = 0, list[tuple[str, Finding]](), dict[str, str]()
-    silent, broken, trained = 0, Counter[str](), 0
+    silent = 0
+    broken = Counter[str]()
+    trained = 0
 
     def on_damage(id_: str, error: StoreError) -> None:
         damaged[id_] = error.message

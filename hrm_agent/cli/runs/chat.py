@@ -193,7 +193,8 @@ class _Chat:
 
     def _show(self, trajectory: Trajectory) -> None:
         """How a turn ended, with what its answer cites."""
-        values, thoughts = self._session.values, answer_thoughts(trajectory)
+        values = self._session.values
+        thoughts = answer_thoughts(trajectory)
         thought = {REASONING: thoughts} if thoughts else {}
         self._output.result({"event": "end", **header(trajectory), **thought, **source_data(values)})
         self._wrong += trajectory.status is RunStatus.FAILED

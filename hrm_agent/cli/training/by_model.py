@@ -56,7 +56,8 @@ def fitted_demo(config: DemoConfig, folder: Path) -> tuple[DemoConfig, Fitted]:
     from hrm_agent.training.fitted_config import fit_grpo, with_recorded, with_values
     from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 
-    path, train = folder / CONFIG_FILE, config.train
+    path = folder / CONFIG_FILE
+    train = config.train
     if path.exists():
         kept = build_config(type(config), read_config_file(path, "demo"), CONFIG_FILE, on_record=True)
         train = with_recorded(train, kept.train)

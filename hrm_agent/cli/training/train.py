@@ -212,7 +212,8 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
         before = build_config(type(config), kept, CONFIG_FILE, on_record=True)
         optim = config.optim if isinstance(config, GrpoConfig) else config
         least = config.optim.least_rate if isinstance(config, GrpoConfig) else 0.0
-        steps, steps_before = decided(config.steps, "steps"), decided(before.steps, "steps")
+        steps = decided(config.steps, "steps")
+        steps_before = decided(before.steps, "steps")
         warmup_steps = decided(optim.warmup_steps, "warmup_steps")
         schedule = Schedule(steps, warmup_steps, optim.cooldown, optim.fall, least)
         taken = max(Checkpoints(folder).newest_step, _steps_on_record(config, steps_before, folder))

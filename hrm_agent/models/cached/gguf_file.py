@@ -27,7 +27,8 @@ _FORMAT = 1
 def converted_folder(file: Path) -> Path | None:
     """Folder that the file was converted into (None where it was not, or has changed since). Raises `ModelError`."""
     check_is_gguf(file)
-    note, now = _note_of(file), _state_of(file)
+    note = _note_of(file)
+    now = _state_of(file)
     try:
         known = json.loads(note.read_text(encoding="utf-8"))
         if known["file"] != now:
@@ -47,7 +48,8 @@ def folder_of_gguf(file: Path) -> Path:
         return found
     need_to_convert(f"The GGUF file {file}")
     facts = read_facts(file)
-    state, digest = _state_of(file), sha256_of(file)
+    state = _state_of(file)
+    digest = sha256_of(file)
     folder = _folder_of(digest)
 
     def fill(part: Path) -> Card:

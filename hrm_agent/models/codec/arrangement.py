@@ -76,7 +76,8 @@ class Arranging:
         return (_merged(found) if shape.alternates else found), offered
 
     def _answer(self, message: AIMessage) -> Turn:
-        dialect, guards = self.dialect, self.guards
+        dialect = self.dialect
+        guards = self.guards
         reasoning, content = thoughts_and_content(message, dialect)
         turn: Turn = {"role": "assistant", "content": guards.own(content)}
         calls = [{"name": call["name"], "args": call["args"], "id": call["id"]} for call in message.tool_calls]
@@ -117,7 +118,9 @@ class Arranging:
 
     def _with_results(self, turns: Sequence[Turn]) -> list[Turn]:
         """Results in the role that the template has for them; those in a row share a turn of the user."""
-        shape, found, called = self.dialect.shape, list[Turn](), False
+        shape = self.dialect.shape
+        found = list[Turn]()
+        called = False
         for turn in turns:
             if turn["role"] != "tool":
                 called = bool(turn.get("tool_calls"))

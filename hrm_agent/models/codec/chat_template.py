@@ -131,7 +131,8 @@ class ChatTemplateCodec:
         tools: Sequence[dict[str, Any]] = (),
     ) -> list[int]:
         """The tokens to insert after the sampled tokens of `messages[answered]`; see `Codec.extend`."""
-        turns, offered = self._turns(messages), self._guarded_tools(tools)
+        turns = self._turns(messages)
+        offered = self._guarded_tools(tools)
         answer = cast("AIMessage", messages[answered])
         try:
             rest = self._what_follows(turns, answered, offered, answer)
@@ -155,10 +156,12 @@ class ChatTemplateCodec:
 
     def encode_turn(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of the last message as the template writes it, with its end; see `Codec.encode_turn`."""
-        turns, offered = self._turns(messages), self._guarded_tools(tools)
+        turns = self._turns(messages)
+        offered = self._guarded_tools(tools)
         message = cast("AIMessage", messages[-1])
         ending = self._ending(turns[-1])
-        seen, own = self._arranged(turns[:-1], offered), self._arranged(turns, offered, header=False)
+        seen = self._arranged(turns[:-1], offered)
+        own = self._arranged(turns, offered, header=False)
         end = len(own.rstrip()) if ending.next_role else own.find(ending.text, len(seen))
         ids: list[int] = []
         words = bool(self.dialect.form.words) or not message.tool_calls
@@ -181,7 +184,8 @@ class ChatTemplateCodec:
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
         """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
-        form, thoughts = self.dialect.form, self.dialect.thoughts
+        form = self.dialect.form
+        thoughts = self.dialect.thoughts
         if form.header:
             return form.read(text if thinks else form.shown_after[0] + text, schemas_of(tools))
         reasoning, rest = thoughts.split(text) if thoughts is not None and thinks else (None, text)
@@ -191,7 +195,9 @@ class ChatTemplateCodec:
 
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
         """Number of sampled tokens that hold thoughts; see `Codec.thought_tokens`."""
-        text, form, thoughts = self.decode(token_ids), self.dialect.form, self.dialect.thoughts
+        text = self.decode(token_ids)
+        form = self.dialect.form
+        thoughts = self.dialect.thoughts
         if form.thought_spans is not None:
             spans = form.thought_spans(text)
         else:
@@ -269,7 +275,8 @@ class ChatTemplateCodec:
 
     def _what_follows(self, turns: list[Any], answered: int, offered: list[Any] | None, answer: AIMessage) -> str:
         """The text from the end of the answered turn on, if the template leaves what the policy saw and wrote."""
-        seen, full = self._arranged(turns[:answered], offered), self._arranged(turns, offered)
+        seen = self._arranged(turns[:answered], offered)
+        full = self._arranged(turns, offered)
         if not full.startswith(seen):
             raise TemplateMismatch("the chat template renders the turns before the answer differently")
         ending = self._ending(turns[answered])
@@ -325,7 +332,9 @@ class ChatTemplateCodec:
 
     def _written(self, message: AIMessage) -> str:
         """An answer as the policy would write it, where the template does not."""
-        form, thoughts, guard = self.dialect.form, self.dialect.thoughts, self._guard
+        form = self.dialect.form
+        thoughts = self.dialect.thoughts
+        guard = self._guard
         reasoning, content = thoughts_and_content(message, self.dialect)
         text = guard.text(content, self._ends_pattern)
         calls = [guard.tree({"name": c["name"], "args": c["args"]}, self._tags) for c in message.tool_calls]

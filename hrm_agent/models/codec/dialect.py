@@ -40,11 +40,17 @@ PROBE_TOOL: dict[str, Any] = {
     },
 }
 PROBE_CALL: dict[str, Any] = {"name": "probe_tool", "args": {"text": "ARGUMENT", "count": 3}}
-_QUESTION, _MORE, _ANSWER, _THOUGHT, _RESULT, _SYSTEM = "QUESTION", "FURTHER", "ANSWER", "THOUGHT", "RESULT", "SYSTEM"
+_QUESTION = "QUESTION"
+_MORE = "FURTHER"
+_ANSWER = "ANSWER"
+_THOUGHT = "THOUGHT"
+_RESULT = "RESULT"
+_SYSTEM = "SYSTEM"
 _FIELDS = ("reasoning_content", "thinking", "reasoning")
 _PAIRS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"))
 """Spellings before and after thoughts, for templates that do not show them of themselves."""
-_LONG_ID, _SHORT_ID = "0123456789abcdef-0", "abcdefgh1"
+_LONG_ID = "0123456789abcdef-0"
+_SHORT_ID = "abcdefgh1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +141,9 @@ def discover(render: Render, controls: Sequence[str], source: str, tools: str | 
 
 class _Probing:
     def __init__(self, render: Render, controls: Sequence[str], source: str) -> None:
-        self._render, self._controls, self._source = render, controls, source
+        self._render = render
+        self._controls = controls
+        self._source = source
         self._system = self._holds([_turn("system", _SYSTEM), _turn("user", _QUESTION)], _SYSTEM, _QUESTION)
         self._alternates = not self._holds([_turn("user", _QUESTION), _turn("user", _MORE)], _QUESTION, _MORE)
         self.base = render([_turn("user", _QUESTION)], None)

@@ -125,13 +125,16 @@ class StreamDecoder:
                 assert self._hidden.thoughts is not None
                 if not self._go_past(self._hidden.thoughts[1:]):
                     return False
-                self._thinking, self._begun, self._after_thoughts = False, False, True
+                self._thinking = False
+                self._begun = False
+                self._after_thoughts = True
             stripped = self._pending.lstrip()
             openings = [self._hidden.thoughts[0]] if self._hidden.thoughts else []
             if any(stripped.startswith(each) for each in self._hidden.opening):
                 self._closed = self._begun = True
             elif openings and stripped.startswith(openings[0]):
-                self._pending, self._thinking = stripped[len(openings[0]) :], True
+                self._pending = stripped[len(openings[0]) :]
+                self._thinking = True
             elif not final and any(each.startswith(stripped) for each in (*openings, *self._hidden.opening)):
                 return False
             else:

@@ -47,7 +47,8 @@ class Thoughts:
     def _apart(self, text: str) -> tuple[list[str], str]:
         """The thoughts at the beginning, and the end of the text that is none of them."""
         thoughts: list[str] = []
-        rest, inside = text, self.opened and not text.lstrip().startswith(self.open)
+        rest = text
+        inside = self.opened and not text.lstrip().startswith(self.open)
         while inside or rest.lstrip().startswith(self.open):
             body = rest if inside else rest.lstrip()[len(self.open) :]
             thought, closed, rest = body.partition(self.close)

@@ -33,7 +33,8 @@ _KNOWN = {
     *("position_ids", "s_aux", "sliding_window", "softcap", "use_cache"),
 }
 """Arguments of an attention function that are carried out, or change nothing of what is computed here."""
-_FULL, _OTHER = 0, -1
+_FULL = 0
+_OTHER = -1
 _TOKENS = (1, 2, 3, 1)
 _AT = 3
 """Position of the tokens of the pass."""
@@ -148,8 +149,10 @@ class _Notes:
             self._object(f"{kind} attends more than once a layer")
             number = len(self.layers)
         keys = LayerKeys(key.shape[1], key.shape[3], value.shape[3])
-        sinks, softcap = options.get("s_aux") is not None, options.get("softcap")
-        self.layers[number], self.dtype = LayerAttention(keys, window, sinks, softcap), key.dtype
+        sinks = options.get("s_aux") is not None
+        softcap = options.get("softcap")
+        self.layers[number] = LayerAttention(keys, window, sinks, softcap)
+        self.dtype = key.dtype
         own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1) + query.mean(-1, keepdim=True)
         return own.transpose(1, 2).contiguous()
 
@@ -162,7 +165,8 @@ def survey(twin: Any) -> AttentionSurvey:
 
     Costs one pass over a few tokens, as a step of sampling does.
     """
-    config, notes = twin.config.get_text_config(), _Notes()
+    config = twin.config.get_text_config()
+    notes = _Notes()
     device = twin.get_input_embeddings().weight.device
     ids = torch.tensor([_TOKENS], device=device)
     try:

@@ -230,7 +230,8 @@ class Rows:
         return portions_F[: max(1, int((padded <= limit).sum()))]
 
     def _written(self, rows_T: Array, positions_T: Array) -> dict[int, torch.Tensor]:
-        length, found = self.pool.length, dict[int, torch.Tensor]()
+        length = self.pool.length
+        found = dict[int, torch.Tensor]()
         for heads in self.pool.shape.heads:
             of_token = rows_T * (heads * length) + positions_T
             every = of_token[:, None] + np.arange(heads) * length
@@ -250,7 +251,8 @@ class Rows:
         return Feeding(first, len(fed_F), longest, gather, scatter)
 
     def _masks(self, sampling: int, fed_F: Array, window: int | None) -> Masks:
-        last_S1, feeding = self.cached[:sampling, None], None
+        last_S1 = self.cached[:sampling, None]
+        feeding = None
         if len(fed_F):
             offsets_FL = np.minimum(np.arange(int(fed_F.max())), fed_F[:, None] - 1)
             feeding = self._mask(self.cached[sampling : sampling + len(fed_F), None] + offsets_FL, window)

@@ -85,7 +85,8 @@ class KVPool:
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, [rows, heads, length, head size] each; a view."""
-        (keys, place), (values, other) = self._places[2 * index], self._places[2 * index + 1]
+        keys, place = self._places[2 * index]
+        values, other = self._places[2 * index + 1]
         return self._blocks[keys][place], self._blocks[values][other]
 
     def rows_for(self, length: int) -> int:
@@ -107,7 +108,9 @@ class KVPool:
         kept = min(rows, self.rows)
         for shape, block in blocks.items():
             block[:, :kept, :, : self.length] = self._blocks[shape][:, :kept]
-        self._blocks, self.rows, self.length = blocks, rows, length
+        self._blocks = blocks
+        self.rows = rows
+        self.length = length
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one row to another."""

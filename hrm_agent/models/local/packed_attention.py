@@ -106,7 +106,8 @@ class PackedStep:
         for stored, new in ((keys, key), (values, value)):
             rows = new[0].transpose(0, 1).reshape(-1, new.shape[-1])
             stored.view(-1, new.shape[-1]).index_copy_(0, self.written[stored.shape[1]], rows)
-        query_THD, masks = query[0].transpose(0, 1), self.masks[layer]
+        query_THD = query[0].transpose(0, 1)
+        masks = self.masks[layer]
         how = _How(scale, options.get("s_aux"), options.get("softcap"))
         parts: list[torch.Tensor] = []
         if masks.sampling is not None:
@@ -118,7 +119,8 @@ class PackedStep:
     def _attend_sampling(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: Mask, how: _How
     ) -> torch.Tensor:
-        count, heads = self.sampling, keys.shape[1]
+        count = self.sampling
+        heads = keys.shape[1]
         grouped = query.reshape(count, heads, -1, query.shape[-1])
         found = how.attend(grouped, keys[:count, :, mask.seen], values[:count, :, mask.seen], mask.values, tokens=1)
         return found.reshape(count, -1, values.shape[-1])
@@ -127,7 +129,10 @@ class PackedStep:
 def _attend_feeding(
     feeding: Feeding, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: Mask, how: _How
 ) -> torch.Tensor:
-    count, longest, heads, size = feeding.count, feeding.longest, keys.shape[1], query.shape[-1]
+    count = feeding.count
+    longest = feeding.longest
+    heads = keys.shape[1]
+    size = query.shape[-1]
     groups = query.shape[1] // heads
     rows = slice(feeding.first, feeding.first + count)
     padded = query[feeding.gather].view(count, longest, heads, groups, size).permute(0, 2, 3, 1, 4)

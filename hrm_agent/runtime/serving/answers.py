@@ -61,7 +61,9 @@ def finish_reason(trajectory: Trajectory) -> str:
 def usage(trajectory: Trajectory) -> dict[str, Any]:
     """Tokens of all calls of the run, of whichever role: what the answer cost."""
     used = trajectory.used
-    asked, sampled, thought = used.input_tokens or 0, used.output_tokens or 0, used.reasoning_tokens
+    asked = used.input_tokens or 0
+    sampled = used.output_tokens or 0
+    thought = used.reasoning_tokens
     details = {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
     return {"prompt_tokens": asked, "completion_tokens": sampled, "total_tokens": asked + sampled, **details}
 

@@ -86,7 +86,8 @@ def test_what_is_exported_teaches_them(run: Trajectory, hrm: Command) -> None:
     answers = [message for message in row["messages"] if message["role"] == "assistant"]
     assert [each["reasoning_content"] for each in answers] == list(THOUGHTS)
     assert not any(thought in each["content"] for each in answers for thought in THOUGHTS)
-    codec, (conversation,) = thinking_codec(), read_chats(Path("x.jsonl"))
+    codec = thinking_codec()
+    (conversation,) = read_chats(Path("x.jsonl"))
     taught = tokenize(conversation, codec)
     for example, path in zip(taught, paths(run.calls), strict=True):  # what a rollout of it would sample
         learned = [token for token, own in zip(example.token_ids, example.mask, strict=True) if own]

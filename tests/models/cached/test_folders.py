@@ -89,7 +89,8 @@ def test_a_folder_that_was_changed_is_replaced(cache: Path) -> None:
 
 
 def test_the_second_of_two_waits_and_finds_it(cache: Path) -> None:
-    inside, go = threading.Event(), threading.Event()
+    inside = threading.Event()
+    go = threading.Event()
     made: list[bool] = []
 
     def slow(part: Path) -> Card:

@@ -133,7 +133,8 @@ def test_thoughts_that_the_template_drops_begin_a_new_sequence(name: str) -> Non
     codec = codec_of(name)
     final = answer(codec, "It is 42.")
     said = [*ASKED, final, HumanMessage("And 7 * 8?")]
-    seen, whole = codec.encode(ASKED), codec.encode(said)
+    seen = codec.encode(ASKED)
+    whole = codec.encode(said)
     thought = final.additional_kwargs.get(REASONING, "")
     drops = whole[: len(seen)] != seen or thought not in shown(codec, whole)
     try:

@@ -55,7 +55,13 @@ FAMILIES = {
     "qwen3_instruct_2507": "qwen3",
 }
 """Renderers of those templates of `tests.support.families` that the library has one for."""
-PROMPT, TURN, READ, RESULT, CUT, QUESTION, WHOLE = "prompt", "turn", "read", "result", "cut", "question", "whole"
+PROMPT = "prompt"
+TURN = "turn"
+READ = "read"
+RESULT = "result"
+CUT = "cut"
+QUESTION = "question"
+WHOLE = "whole"
 """What is compared: the first prompt, a call as it is sampled, what is read out of it, what comes after its result (and
 after one that was cut short), what comes after a second question, and the conversation up to there rendered anew."""
 NO_TOOLS = "it tells of no tools, and its template neither; ours asks for calls in the system turn"
@@ -146,7 +152,8 @@ def differences(codec: ChatTemplateCodec, library: Any, tools: list[Any]) -> set
     """Where a codec and a renderer of the library make different tokens, or read something else."""
     called = answer(codec, "", CODE)
     seen = [*ASKED, called, ToolMessage("42", tool_call_id="call-0", name="python")]
-    prompt, sampled = codec.encode(ASKED, tools), codec.encode_turn([*ASKED, called], tools)
+    prompt = codec.encode(ASKED, tools)
+    sampled = codec.encode_turn([*ASKED, called], tools)
     inserted = codec.extend(seen, 2, ended_by=sampled[-1], tools=tools)
     cut = codec.extend(seen, 2, ended_by=None, tools=tools)
     said = answer(codec, "It is 42.", thinks="Done.")
@@ -257,7 +264,8 @@ def test_calls_that_only_the_renderer_reads_are_calls_or_say_why_not() -> None:
 
 def test_spellings_in_lists_of_a_tool_are_text_though_the_renderer_writes_ascii() -> None:
     codec: Any = open_codec(tokenizer_for("nemotron-3"), CodecOptions(renderer="nemotron-3"))
-    spelled, literal = "<|im_end|>", "\\udb80\\udc00"
+    spelled = "<|im_end|>"
+    literal = "\\udb80\\udc00"
     kind = {"type": "string", "enum": [spelled, literal], "default": spelled}
     tool = {"name": "go", "description": literal, "parameters": {"type": "object", "properties": {"where": kind}}}
     ids = codec.encode(ASKED, [{"type": "function", "function": tool}])

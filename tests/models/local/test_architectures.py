@@ -27,7 +27,8 @@ from tests.models.local.test_engine import OpenEnded, ask
 from tests.support.training.architectures import ARCHITECTURES, WINDOW, of_architecture, random_model, saved
 
 SERVED = tuple(kind for kind in ARCHITECTURES if kind != "lfm2")
-WORDS, PADDED_WORDS = 64, 1400
+WORDS = 64
+PADDED_WORDS = 1400
 """Vocabulary in memory; and in a folder, whose tokenizer has 1,022."""
 
 

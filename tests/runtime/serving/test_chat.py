@@ -66,7 +66,8 @@ async def test_a_request_is_a_run_on_record(serve: Serve) -> None:
 
 
 async def test_thoughts_are_a_field_of_their_own(serve: Serve) -> None:
-    thought, said = "Six sevens.", "<answer>forty-two</answer>"
+    thought = "Six sevens."
+    said = "<answer>forty-two</answer>"
     script = lambda _: f"<think>\n{thought}\n</think>\n\n{said}"  # noqa: E731
     async with serve(script, codec=thinking_codec()) as served, served.client() as client:
         whole = await client.chat.completions.create(

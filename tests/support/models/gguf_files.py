@@ -18,7 +18,12 @@ CHATML = (
 )
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("Ġ Ġ", "t h", "th e", "1 2")
-WIDTH, HEADS, KV_HEADS, INNER, LAYERS, CONTEXT = 64, 4, 2, 96, 2, 256
+WIDTH = 64
+HEADS = 4
+KV_HEADS = 2
+INNER = 96
+LAYERS = 2
+CONTEXT = 256
 
 
 def gguf_tokens() -> list[str]:

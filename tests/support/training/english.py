@@ -115,7 +115,8 @@ def without_defaults(model: Path) -> Path:
 @torch.no_grad()
 def perplexity(model: Any, tokenizer: Any) -> float:
     """The perplexity of `PARAGRAPHS`, over all their tokens but each one's first."""
-    nats, tokens = 0.0, 0
+    nats = 0.0
+    tokens = 0
     for paragraph in PARAGRAPHS:
         ids = torch.tensor([tokenizer.encode(paragraph, add_special_tokens=False)])
         logits = model(input_ids=ids).logits[0, :-1].float()

@@ -105,7 +105,8 @@ def test_thoughts_stand_beside_the_content_and_come_back(tmp_path: Path) -> None
     def thinks(answer: AIMessage, thought: str) -> AIMessage:
         return answer.model_copy(update={"additional_kwargs": {"reasoning_content": thought}})
 
-    first, last = thinks(CALLS, "Six sevens."), thinks(ANSWER, "So it is.")
+    first = thinks(CALLS, "Six sevens.")
+    last = thinks(ANSWER, "So it is.")
     whole = [ASKED, first, RESULT]
     calls = said("a", [ASKED], first, asked=[ASKED]), said("b", whole, last, asked=whole)
     (row,), _ = export(tmp_path, run(calls[0], calls[1].model_copy(update={"parent": calls[0].id})))

@@ -57,13 +57,18 @@ def _read_messages(text: str, end: re.Pattern[str], skip: Callable[[Scan, int], 
 
     `skip`: the position after the arguments of a call that begin at a position, which may hold any mark.
     """
-    scan, position, start = Scan(text), 0, 0
+    scan = Scan(text)
+    position = 0
+    start = 0
     while True:
-        following, mark = scan.find(_NEXT, position), scan.find(_BODY, position)
+        following = scan.find(_NEXT, position)
+        mark = scan.find(_BODY, position)
         if mark < 0 or 0 <= following < mark:
-            header, begin = "", position
+            header = ""
+            begin = position
         else:
-            header, begin = text[position:mark], mark + len(_BODY)
+            header = text[position:mark]
+            begin = mark + len(_BODY)
         after = skip(scan, begin) if _RECIPIENT.search(header) is not None else begin
         following = scan.find(_NEXT, after)
         last = following if following >= 0 else len(text)
@@ -71,7 +76,8 @@ def _read_messages(text: str, end: re.Pattern[str], skip: Callable[[Scan, int], 
         yield _Message(header, text[begin : stop if 0 <= stop < last else last], (start, last))
         if following < 0:
             return
-        start, position = following, following + len(_NEXT)
+        start = following
+        position = following + len(_NEXT)
 
 
 def _after_json(scan: Scan, position: int) -> int:
@@ -83,7 +89,9 @@ def _after_json(scan: Scan, position: int) -> int:
 
 def _read_harmony(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
-    thoughts, said, turn = list[str](), list[str](), ParsedTurn("")
+    thoughts = list[str]()
+    said = list[str]()
+    turn = ParsedTurn("")
     for message in _read_messages(text, _HARMONY_END, _after_json):
         if message.recipient is not None:
             _add_harmony_call(message.recipient.removeprefix("functions."), message.body, turn)
@@ -120,9 +128,12 @@ def _write_harmony(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _read_muse(text: str, schemas: Schemas) -> ParsedTurn:
-    thoughts, said, turn = list[str](), list[str](), ParsedTurn("")
+    thoughts = list[str]()
+    said = list[str]()
+    turn = ParsedTurn("")
     for message in _read_messages(text, _MUSE_END, after_atem):
-        body, recipient = message.body, message.recipient or "user"
+        body = message.body
+        recipient = message.recipient or "user"
         if _thinks_muse(message):
             thoughts.append(body)
         elif recipient == "user":

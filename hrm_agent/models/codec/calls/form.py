@@ -138,7 +138,10 @@ def read_blocks(
     `Unreadable`, and the tags are kept).
     """
     begin = tags[0]
-    scan, turn, content, position = Scan(text), ParsedTurn(""), list[str](), 0
+    scan = Scan(text)
+    turn = ParsedTurn("")
+    content = list[str]()
+    position = 0
     while (start := scan.find(begin, position)) >= 0:
         content.append(text[position:start])
         found = ParsedTurn("")
@@ -166,12 +169,14 @@ def _give_up(
     """Add the undecodable block at `start` to `turn`; the position after it."""
     begin, close = tags
     inner = start + len(begin)
-    end, following = scan.find(close, inner), scan.find(begin, inner)
+    end = scan.find(close, inner)
+    following = scan.find(begin, inner)
     closed = end >= 0 and not 0 <= following < end
     if not closed:
         end = following
     if scan.exhausted(start, error.reached):
-        closed, end = False, scan.find(begin, max(inner, end, error.reached))
+        closed = False
+        end = scan.find(begin, max(inner, end, error.reached))
     end = len(scan.text) if end < 0 else end
     why = str(error) if closed else unclosed(close)
     if explain is not None:
@@ -339,7 +344,8 @@ def skip_space(text: str, position: int) -> int:
 
 def _unstorable(arguments: dict[str, Any]) -> str | None:
     """Why the record could not hold the arguments; the policy is told, since a run must not fail for what it writes."""
-    level, depth = [cast("Any", arguments)], 0
+    level = [cast("Any", arguments)]
+    depth = 0
     while level:
         depth += 1
         if depth > _MAX_DEPTH:

@@ -21,7 +21,9 @@ from hrm_agent.models.engine import ParsedTurn
 
 __all__ = ["GEMMA"]
 
-_OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+_OPEN = "<|tool_call>"
+_CLOSE = "<tool_call|>"
+_QUOTE = '<|"|>'
 _NAME = re.compile(r"\s*call:([^{}\[\]<>|,\s]+)\s*")
 _KEY = re.compile(r"([^:,{}\[\]<]+):")
 _WORD = re.compile(r"[^,{}\[\]<]+")
@@ -69,7 +71,8 @@ def _object(scan: Scan, position: int, depth: int) -> tuple[dict[str, Any], int]
             named = _KEY.match(text, position)
             if named is None:
                 raise Unreadable("an argument has no name", reached=position)
-            key, position = named.group(1).strip(), named.end()
+            key = named.group(1).strip()
+            position = named.end()
         found[key], position = _value(scan, position, depth)
         position = _separated(text, position, "}")
     return found, position + 1
@@ -123,7 +126,8 @@ def _separated(text: str, position: int, close: str) -> int:
 
 def _quoted(scan: Scan, position: int, end: re.Pattern[str]) -> tuple[str, int]:
     begin = position + len(_QUOTE)
-    found, following = scan.find(end, begin), scan.find(_NEXT_CALL, begin)
+    found = scan.find(end, begin)
+    following = scan.find(_NEXT_CALL, begin)
     if found < 0 or 0 <= following < found:
         raise Unreadable(f"a string is not closed by {_QUOTE}", reached=begin)
     return scan.text[begin:found], found + len(_QUOTE)

@@ -33,8 +33,11 @@ _ARGUMENTS = ("arguments", "parameters")
 _PYTHON = "<|python_tag|>"
 _CALLS = "[TOOL_CALLS]"
 _ARRAY = "<|tool_call|>"
-_SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_SECTION = "<｜tool▁calls▁begin｜>"
+_SECTION_END = "<｜tool▁calls▁end｜>"
+_CALL = "<｜tool▁call▁begin｜>"
+_CALL_END = "<｜tool▁call▁end｜>"
+_SEPARATOR = "<｜tool▁sep｜>"
 _FENCED = re.compile(r"[ \t\r\n]*+([^\s`<]++)[ \t\r]*+\n```json[ \t\r]*+\n")
 _FENCE_END = re.compile(rf"\s*+```\s*+{_CALL_END}")
 _PLAIN_END = re.compile(rf"\s*+{_CALL_END}")
@@ -111,7 +114,8 @@ def _read_mistral(text: str, schemas: Schemas) -> ParsedTurn:
     if re.match(r"\s*+\[\s*+[{\]]", rest):
         _read_array(rest.strip(), turn)
         return turn
-    scan, position = Scan(rest), 0
+    scan = Scan(rest)
+    position = 0
     while position <= len(rest):
         position = _read_named(scan, position, turn)
     return turn
@@ -177,7 +181,10 @@ def _write_granite(calls: Sequence[Mapping[str, Any]]) -> str:
 
 def _read_deepseek(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
-    scan, turn, kept, position = Scan(text), ParsedTurn(""), list[str](), 0
+    scan = Scan(text)
+    turn = ParsedTurn("")
+    kept = list[str]()
+    position = 0
     while (start := scan.find(_SECTION, position)) >= 0:
         kept.append(text[position:start])
         position = _read_section(scan, start + len(_SECTION), turn)
@@ -189,7 +196,8 @@ def _read_deepseek(text: str, schemas: Schemas) -> ParsedTurn:
 
 def _read_section(scan: Scan, start: int, turn: ParsedTurn) -> int:
     """Add the calls of a section to `turn`; the position after it."""
-    text, position = scan.text, skip_space(scan.text, start)
+    text = scan.text
+    position = skip_space(scan.text, start)
     while text.startswith(_CALL, position):
         position = skip_space(text, _read_deepseek_call(scan, position + len(_CALL), turn))
     if position > skip_space(text, start) and text.startswith(_SECTION_END, position):

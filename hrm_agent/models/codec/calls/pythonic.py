@@ -27,7 +27,8 @@ from hrm_agent.models.engine import ParsedTurn
 
 __all__ = ["PYTHONIC", "PYTHONIC_BARE"]
 
-_OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
+_OPEN = "<|tool_call_start|>"
+_CLOSE = "<|tool_call_end|>"
 _CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _DEPTH = 100
 _SPACE = re.compile(r"\s*+")
@@ -105,7 +106,8 @@ class _Reader:
     """Strings of arguments hold no escapes."""
 
     def calls(self, position: int, ends: Callable[[int], bool], unended: str) -> tuple[list[_Call], int]:
-        text, found = self.scan.text, list[_Call]()
+        text = self.scan.text
+        found = list[_Call]()
         position = self._space(position)
         listed = text.startswith("[", position)
         position = self._space(position + listed)
@@ -123,7 +125,8 @@ class _Reader:
         named = _NAME.match(text, position)
         if named is None or not text.startswith("(", named.end()):
             raise Unreadable("a call is NAME(ARGUMENT=VALUE)", reached=position)
-        name, position = named.group(), self._space(named.end() + 1)
+        name = named.group()
+        position = self._space(named.end() + 1)
         arguments: dict[str, Any] = {}
         while not text.startswith(")", position):
             key = _KEY.match(text, position)
@@ -137,7 +140,8 @@ class _Reader:
         quote = self.scan.text[position : position + 1]
         if not self.loose or quote not in _LOOSE_END:
             return self._value(position, 0)
-        end, following = self.scan.find(_LOOSE_END[quote], position + 1), self.scan.find(_NEXT_CALL, position + 1)
+        end = self.scan.find(_LOOSE_END[quote], position + 1)
+        following = self.scan.find(_NEXT_CALL, position + 1)
         if end < 0 or 0 <= following < end:
             raise Unreadable("a string has no end", reached=position)
         return self.scan.text[position + 1 : end], end + 1
@@ -160,7 +164,9 @@ class _Reader:
 
     def _items(self, position: int, close: str, depth: int) -> tuple[list[Any], bool, int]:
         """Items, whether a comma follows the last one, and the position after the closing bracket."""
-        items, comma, position = list[Any](), False, self._space(position)
+        items = list[Any]()
+        comma = False
+        position = self._space(position)
         while not self.scan.text.startswith(close, position):
             item, position = self._value(position, depth + 1)
             items.append(item)

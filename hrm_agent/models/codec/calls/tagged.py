@@ -62,7 +62,9 @@ def _read(tags: _Tags, text: str, schemas: Schemas) -> ParsedTurn:
 
 def _calls(tags: _Tags, scan: Scan, position: int, schemas: Schemas, turn: ParsedTurn) -> int:
     """Add the calls of the block at `position` to `turn`; the position after the block."""
-    text, close, name = scan.text, tags.block[1], None
+    text = scan.text
+    close = tags.block[1]
+    name = None
     position = skip_space(text, position)
     while name is None or not text.startswith(close, position):
         start = position
@@ -86,11 +88,14 @@ def _calls(tags: _Tags, scan: Scan, position: int, schemas: Schemas, turn: Parse
 
 def _arguments(tags: _Tags, scan: Scan, position: int, name: str) -> tuple[list[tuple[str, int, int]], int]:
     """Key, begin and end of each argument, and the position after them."""
-    text, found = scan.text, list[tuple[str, int, int]]()
+    text = scan.text
+    found = list[tuple[str, int, int]]()
     position = skip_space(text, position)
     while opened := tags.argument.match(text, position):
-        key, begin = opened.group(1).strip(), opened.end()
-        end, following = scan.find(tags.value_end, begin), scan.find(tags.next_call, begin)
+        key = opened.group(1).strip()
+        begin = opened.end()
+        end = scan.find(tags.value_end, begin)
+        following = scan.find(tags.next_call, begin)
         if end < 0 or 0 <= following < end:
             raise Unreadable(f"the argument {key!r} is not closed by {tags.argument_end}", name=name, reached=begin)
         found.append((key, begin, end))
@@ -193,7 +198,8 @@ def read_atem(text: str, schemas: Schemas) -> ParsedTurn:
 
 def after_atem(scan: Scan, position: int) -> int:
     """The position after the blocks of calls in ATEM's form that begin at `position`, as far as they can be read."""
-    text, (begin, _) = scan.text, _ATEM.block
+    text = scan.text
+    begin, _ = _ATEM.block
     while text.startswith(begin, start := skip_space(text, position)) and not scan.exhausted(0, 0):
         try:
             position = _calls(_ATEM, scan, start + len(begin), {}, ParsedTurn(""))

@@ -10,16 +10,21 @@ from hrm_agent.models.codec.calls.marked_json import DEEPSEEK, GRANITE, LLAMA, M
 CODE: Schemas = {
     "python": {"properties": {"code": {"type": "string"}, "limit": {"type": "integer"}}, "required": ["code"]}
 }
-BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL, SEP, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+BEGIN = "<｜tool▁calls▁begin｜>"
+END = "<｜tool▁calls▁end｜>"
+CALL = "<｜tool▁call▁begin｜>"
+SEP = "<｜tool▁sep｜>"
+CLOSE = "<｜tool▁call▁end｜>"
 
 
 def fenced(name: str, arguments: str) -> str:
     return f"{CALL}function{SEP}{name}\n```json\n{arguments}\n```{CLOSE}"
 
 
-ONE, NONE = fenced("f", '{"x": 1}'), fenced("g", "{}")
-OPEN, MORE = fenced("f", '{"x": '), fenced("f", "{} x")
+ONE = fenced("f", '{"x": 1}')
+NONE = fenced("g", "{}")
+OPEN = fenced("f", '{"x": ')
+MORE = fenced("f", "{} x")
 RIGHT = (
     (LLAMA, '{"name": "f", "parameters": {"x": 1}}'),
     (LLAMA, ' \n{"name": "f", "arguments": {"x": 1}}\n'),

@@ -47,7 +47,8 @@ def call(form: CallForm, name: str, **values: str) -> str:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_calls_and_the_words_around_them(form: CallForm) -> None:
-    one, two = call(form, "f", code="a = 1\nb = '<b>'", n="3"), call(form, "g")
+    one = call(form, "f", code="a = 1\nb = '<b>'", n="3")
+    two = call(form, "g")
     turn = form.read(f"First.\n{one}\n{two} Last.", SCHEMAS)
     assert turn.tool_calls == [
         {"name": "f", "args": {"code": "a = 1\nb = '<b>'", "n": 3}},
