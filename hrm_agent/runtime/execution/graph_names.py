@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -21,6 +23,11 @@ from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, unnamed
 __all__ = ["graph_name"]
 
 _PROGRAM = "__main__"
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_PYTHON = sysconfig.get_path("stdlib")
+"""Folder of Python's own modules."""
+_without_graphs = set[str]()
+"""Names of installed modules that held no graph when they were first looked at."""
 _known: dict[int, tuple[ref[Any], str]] = {}
 """By the object's identity: many runnables have no hash."""
 
@@ -56,20 +63,61 @@ def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int
     module. The module of the nodes' functions goes before one that has imported the graph; among others the newest
     import does, since an importer begins before what it imports. Of several names in one module the first is taken.
     """
-    homes, builder = _homes(graph), getattr(graph, "builder", None)
+    homes = _homes(graph)
+    builder = getattr(graph, "builder", None)
     builder = builder if isinstance(builder, StateGraph) else None
-    for number, (module_name, module) in enumerate(_modules()):
+    for module_name in _watched() | homes:
+        module = sys.modules.get(module_name)
         if not isinstance(module, ModuleType) or module_name == "__mp_main__":
             continue
-        program = getattr(module, "__file__", None) if module_name == _PROGRAM else None
-        of_run = _made_where_run(program) if program is not None else frozenset[str]()
-        for place, (attribute, value) in enumerate(list(vars(module).items())):
-            distance = _distance(value, graph, builder)
-            if distance is not None:
+        held = [
+            (place, attribute, distance)
+            for place, (attribute, value) in enumerate(list(vars(module).items()))
+            # `isinstance` would ask proxies what they stand for.
+            if (value is graph or value is builder or Pregel in type(value).__mro__)
+            and (distance := _distance(value, graph, builder)) is not None
+        ]
+        if held:
+            program = getattr(module, "__file__", None) if module_name == _PROGRAM else None
+            of_run = _made_where_run(program) if program is not None else frozenset[str]()
+            number = list(sys.modules).index(module_name)
+            for place, attribute, distance in held:
                 private = attribute.startswith("_")
                 elsewhere = module_name not in homes
                 order = (module_name == _PROGRAM, private, elsewhere, -number, place)
                 yield attribute in of_run, distance, *order, module_name, attribute
+
+
+def _watched() -> set[str]:
+    """Names of modules that may hold a graph.
+
+    An installed module that held none after its import is looked at no more: there are thousands of them. A module that
+    the user edits is always looked at.
+    """
+    watched = sys.modules.keys() - _without_graphs
+    for name in watched:
+        module = sys.modules.get(name)
+        if not isinstance(module, ModuleType) or (_is_installed(module) and not _holds_graphs(module)):
+            _without_graphs.add(name)
+    return watched
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether a module is of Python or of an installed package, and its import has ended."""
+    spec = module.__spec__
+    if spec is None:  # made by a package's own code
+        package, _, inner = module.__name__.partition(".")
+        above = sys.modules.get(package)
+        return bool(inner) and isinstance(above, ModuleType) and above is not module and _is_installed(above)
+    if getattr(spec, "_initializing", False):
+        return False
+    origin = spec.origin or ""
+    return not spec.has_location or origin.startswith(_PYTHON) or any(part in origin for part in _INSTALLED)
+
+
+def _holds_graphs(module: ModuleType) -> bool:
+    kinds = {id(kind): kind for kind in map(type, list(vars(module).values()))}.values()
+    return any(Pregel in kind.__mro__ or StateGraph in kind.__mro__ for kind in kinds)
 
 
 @cache
@@ -90,11 +138,6 @@ def _names(node: ast.AST, use: type[ast.expr_context]) -> list[str]:
     return [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, use)]
 
 
-def _modules() -> list[tuple[str, object]]:
-    """As they are at this moment; anything may have been put there."""
-    return list(sys.modules.items())
-
-
 def _homes(graph: Any) -> set[str]:
     """The modules of the functions of a graph's nodes."""
     if not isinstance(graph, (Pregel, StateGraph)):
@@ -111,18 +154,14 @@ def _own_name(graph: Any) -> str:
 
 
 def _distance(value: Any, graph: Any, builder: Any) -> int | None:
-    """0 for the graph itself, 1 for another graph of its builder, 2 for the builder; None for what is neither.
-
-    It is asked of everything that every module holds, a million objects where large libraries are imported.
-    """
+    """0 for the graph itself, 1 for another graph of its builder, 2 for the builder (None for any other value)."""
     if value is graph:
         return 0
     if builder is None:
         return None
     if value is builder:
         return 2
-    # `isinstance` would ask proxies what they stand for.
-    return 1 if Pregel in type(value).__mro__ and getattr(value, "builder", None) is builder else None
+    return 1 if getattr(value, "builder", None) is builder else None
 
 
 def _place_of(module: ModuleType) -> str | None:

@@ -83,8 +83,22 @@ def test_a_name_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lambdas = [RunnableLambda(lambda given: given), builder.compile()]
     named = [graph_name(graph) for graph in (chain, inner, *lambdas)]
     assert named[:2] == [f"{__name__}:chain", f"{__name__}:inner"]
-    monkeypatch.setattr(graph_names, "_modules", lambda: pytest.fail("looked for again"))
+    monkeypatch.setattr(graph_names, "_watched", lambda: pytest.fail("looked for again"))
     assert [graph_name(graph) for graph in (chain, inner, *lambdas)] == named
+
+
+def test_a_module_that_is_edited_is_looked_at_for_every_graph_and_an_installed_one_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A web program that compiles a graph for each request must not pay for every library that it has imported."""
+    theirs = ModuleType("theirs")
+    theirs.graph = None
+    monkeypatch.setitem(sys.modules, "theirs", theirs)
+    graph_name(RunnableLambda(str))
+    theirs.graph = RunnableLambda(str)
+    assert graph_name(theirs.graph) == "theirs:graph"
+    watched = graph_names._watched()
+    assert "theirs" in watched and not watched & {"json", "langgraph.graph.state", "pydantic.main"}
 
 
 class Asked(TypedDict):
