@@ -153,7 +153,7 @@ _ANSWERS = {"harmony": "<|channel|>final<|message|>{}", "muse": " to=user<|messa
 
 @dataclass(frozen=True)
 class Turns:
-    """What a family's models write."""
+    """Answers as the models of a family write them."""
 
     form: Form
     thoughts: str

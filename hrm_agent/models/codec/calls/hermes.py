@@ -61,11 +61,11 @@ def _read_call(scan: Scan, position: int, turn: ParsedTurn) -> int:
 
 def _decode_error(raw: str) -> str:
     try:
-        decode_json(raw)
-        json.loads(raw)
+        _, end = decode_json(raw)
     except ValueError as error:
         return str(error)
-    return "the call cannot be decoded"
+    end = skip_space(raw, end)
+    return str(json.JSONDecodeError("Extra data", raw, end)) if end < len(raw) else "the call cannot be decoded"
 
 
 HERMES = CallForm(

@@ -150,8 +150,12 @@ def _read_array(text: str, turn: ParsedTurn) -> None:
         return add_invalid(None, text, str(error), turn)
     if not isinstance(value, list):
         return add_named_call(value, text[:end], turn, keys=_ARGUMENTS)
+    position = 1
     for each in cast("list[Any]", value):
-        add_named_call(each, json_text(each), turn, keys=_ARGUMENTS)
+        begin = skip_space(text, position)
+        _, after = decode_json(text, begin)
+        add_named_call(each, text[begin:after], turn, keys=_ARGUMENTS)
+        position = skip_space(text, after) + 1
     if left := text[end:].strip():
         add_invalid(None, left, "text stands after the calls", turn)
     return None

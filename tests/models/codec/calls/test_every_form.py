@@ -1,4 +1,4 @@
-"""What holds of every form: it reads what it writes, takes any text, and takes time in proportion to it."""
+"""Rules of every form: it reads what it writes, takes any text, and takes time in proportion to it."""
 
 from __future__ import annotations
 
@@ -88,6 +88,21 @@ def test_it_reads_what_it_writes(form: CallForm, examples: int) -> None:
 
     simple = st.recursive(number | st.booleans() | st.none(), lambda inner: st.lists(inner, max_size=3), max_leaves=5)
     holds(check, examples, code=plain, n=number, items=st.lists(simple, max_size=3))
+
+
+def written(form: CallForm, value: str) -> str:
+    """A call with a value in place of a number."""
+    return form.write([{"name": "python", "args": {"n": 12345}}]).replace("12345", value)
+
+
+@each
+def test_no_depth_of_nesting_is_too_deep_for_a_reader(form: CallForm) -> None:
+    """Some depths leave no stack for whatever comes after decoding."""
+    for depth in range(700, 1001):
+        whole = written(form, "[" * depth + "]" * depth)
+        for text in (whole, whole.replace("}", "} x")):
+            turn = form.read(text, {})
+            assert turn.tool_calls or turn.invalid_tool_calls
 
 
 @each
