@@ -20,7 +20,7 @@ from hrm_agent.models.codec.calls.form import (
     json_text,
     skip_space,
 )
-from hrm_agent.models.codec.calls.tagged import ATEM, after_atem, read_atem
+from hrm_agent.models.codec.calls.tagged import ATEM, after_atem
 from hrm_agent.models.engine import ParsedTurn
 
 __all__ = ["HARMONY", "MUSE"]
@@ -139,7 +139,7 @@ def _read_muse(text: str, schemas: Schemas) -> ParsedTurn:
         elif recipient == "user":
             said.append(body)
         else:
-            called = read_atem(body, schemas)
+            called = ATEM.read(body, schemas)
             turn.tool_calls.extend(called.tool_calls)
             turn.invalid_tool_calls.extend(called.invalid_tool_calls)
             if not (called.tool_calls or called.invalid_tool_calls):

@@ -1,8 +1,12 @@
 """A family's way of writing tool calls, and how what it wrote becomes calls with checked arguments.
 
-Readers share four rules. An argument may hold anything, the closing tag included. A call that cannot be read is no
-exception but data: the policy is shown why, and the record keeps the raw text. The text around calls is the content.
-Reading takes time in proportion to the answer's length (`Scan`), since a policy that loops writes tags without end.
+Readers share four rules. An argument may hold the closing tag. A call that cannot be read is no exception but data:
+the policy is shown why, and the record keeps the raw text. The text around calls is the content. Reading takes time in
+proportion to the answer's length (`Scan`), since a policy that loops writes tags without end.
+
+Forms without escapes cannot hold every text: one that holds the whole end of a call ends it early. The call is then
+undecodable, since its own end is left over. It goes unnoticed where the text holds the beginning of a call as well, or
+the answer breaks off before its own end.
 """
 
 from __future__ import annotations
@@ -11,12 +15,16 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, NoReturn, cast
 
 from hrm_agent.models.engine import ParsedTurn
 from hrm_agent.unicode import without_surrogates
 
 __all__ = [
+    "CONSTANTS",
+    "MAX_DEPTH",
+    "TOO_DEEP",
     "CallForm",
     "Scan",
     "Schemas",
@@ -36,16 +44,19 @@ __all__ = [
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the offered tools' parameters, by the tool's name."""
 
-_MAX_DEPTH = 64
+CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+"""Values by their names in Python and JSON."""
+MAX_DEPTH = 64
 """Levels of arguments; msgpack holds some more, but a message stands in other things."""
+TOO_DEEP = f"'arguments' are nested more than {MAX_DEPTH} levels deep"
 _WINDOW = 4096
 """Characters in which the end of a JSON value is looked for first."""
 _LONGEST_WORD = 16
 """Characters of the longest JSON escape, a pair of surrogates."""
 _AGAIN = 1 << 18
 """Characters that may be read again, beside twice the answer's length."""
-_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
-"""Values that JSON and Python spell, in lower case."""
+_CUT = "the end of the call stands there twice: an argument must not hold it as it is"
+_LOWER_CONSTANTS = {word.lower(): value for word, value in CONSTANTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +124,17 @@ class Scan:
         self._known[wanted] = position, found
         return found
 
-    def exhausted(self, start: int, reached: int) -> bool:
-        """Note that a call was given up after reading from `start` to `reached`; True if too much is read again.
+    def spend(self, start: int, reached: int) -> None:
+        """Note that a call was given up after reading from `start` to `reached`."""
+        self._again -= max(reached - start, 0)
+
+    @property
+    def exhausted(self) -> bool:
+        """True if too much is read again.
 
         Text that a call had swallowed is read again, for calls that it holds. Tags that swallow each other would make
         that quadratic.
         """
-        self._again -= max(reached - start, 0)
         return self._again < 0
 
 
@@ -129,13 +144,15 @@ def read_blocks(
     read: Callable[[Scan, int, ParsedTurn], int],
     *,
     explain: Callable[[str], str] | None = None,
+    whole_end: re.Pattern[str] | None = None,
 ) -> ParsedTurn:
     """Content and calls of an answer whose calls stand between two tags.
 
     `read(scan, position, turn)` adds the calls after an opening tag to `turn` and returns the position after the
     closing tag; raises `Unreadable`. A block that cannot be read ends at its closing tag, or before the next opening
     one. `explain`: the reason by the text between the tags, which is kept without them (None: the reason of
-    `Unreadable`, and the tags are kept).
+    `Unreadable`, and the tags are kept). `whole_end`: the end of a call with its closing tag, in forms whose texts have
+    no escapes (None: they have). A block is undecodable where one is left over behind it, for a text held the first.
     """
     begin = tags[0]
     scan = Scan(text)
@@ -149,6 +166,12 @@ def read_blocks(
             position = read(scan, start + len(begin), found)
         except Unreadable as error:
             position = _give_up(scan, tags, start, error, explain, turn)
+            continue
+        again = scan.find(whole_end, position) if whole_end is not None else -1
+        if again >= 0 and not 0 <= scan.find(begin, position) < again:
+            position = scan.find(tags[1], again) + len(tags[1])
+            name = (found.tool_calls or found.invalid_tool_calls)[-1]["name"]
+            add_invalid(name, text[start:position].strip(), _CUT, turn)
         else:
             turn.tool_calls.extend(found.tool_calls)
             turn.invalid_tool_calls.extend(found.invalid_tool_calls)
@@ -174,7 +197,8 @@ def _give_up(
     closed = end >= 0 and not 0 <= following < end
     if not closed:
         end = following
-    if scan.exhausted(start, error.reached):
+    scan.spend(start, error.reached)
+    if scan.exhausted:
         closed = False
         end = scan.find(begin, max(inner, end, error.reached))
     end = len(scan.text) if end < 0 else end
@@ -262,8 +286,8 @@ def decode_json(text: str, position: int = 0) -> tuple[Any, int]:
 def as_declared(text: str, schema: Mapping[str, Any], name: str) -> Any:
     """The value of an argument that was written as bare text.
 
-    It is JSON, or a constant as Python spells it, unless its schema says that it is a string. Where the schema allows
-    strings and other values, it is what is allowed.
+    It is JSON, or a constant of JSON or Python in any case of letters, unless its schema says that it is a string.
+    Where the schema allows strings and other values, it is what is allowed.
     """
     properties: Any = schema.get("properties")
     declared: Any = cast("Any", properties).get(name) if isinstance(properties, Mapping) else None
@@ -276,9 +300,9 @@ def as_declared(text: str, schema: Mapping[str, Any], name: str) -> Any:
             return text
     except ValueError:
         word = text.strip() if len(text) < _LONGEST_WORD else ""
-        if word.lower() not in _CONSTANTS:
+        if word.lower() not in _LOWER_CONSTANTS:
             return text
-        value = _CONSTANTS[word.lower()]
+        value = _LOWER_CONSTANTS[word.lower()]
     return text if "string" in kinds and not kinds & _json_kinds(value) else value
 
 
@@ -343,15 +367,20 @@ def skip_space(text: str, position: int) -> int:
 
 
 def _unstorable(arguments: dict[str, Any]) -> str | None:
-    """Why the record could not hold the arguments; the policy is told, since a run must not fail for what it writes."""
+    """The reason why the record cannot hold the arguments (None: it can).
+
+    The policy is shown it, since a run must not fail for what it writes.
+    """
     level = [cast("Any", arguments)]
     depth = 0
     while level:
         depth += 1
-        if depth > _MAX_DEPTH:
-            return f"'arguments' are nested more than {_MAX_DEPTH} levels deep"
+        if depth > MAX_DEPTH:
+            return TOO_DEEP
         if any(isinstance(value, int) and not -(2**63) <= value < 2**64 for value in level):
             return "'arguments' hold a whole number of more than 64 bits: pass it as a string"
+        if any(isinstance(value, float) and not isfinite(value) for value in level):
+            return "'arguments' hold a number that is not finite: pass it as a string"
         level = [item for value in level for item in _items(value)]
     return None
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from hrm_agent.models.codec.calls.form import (
+    CONSTANTS,
+    MAX_DEPTH,
+    TOO_DEEP,
     CallForm,
     Scan,
     Schemas,
@@ -32,14 +35,12 @@ _END_OF_TEXT = re.compile(r'<\|"\|>(?=\s*+[,}\]])')
 """A quote that ends a text: nothing is escaped, and a text may hold the quote itself."""
 _NEXT_CALL = re.compile(r"\}\s*+(?:<tool_call\|>\s*+)?<\|tool_call>call:")
 """The end of a call with the next one behind it: a text that holds that was left open."""
-_CONSTANTS = {"True": True, "False": False, "None": None}
-"""As some of the templates write them."""
-_DEPTH = 100
+_WHOLE_END = re.compile(r"\}<tool_call\|>")
 
 
 def _read(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
-    return read_blocks(text, (_OPEN, _CLOSE), _read_call)
+    return read_blocks(text, (_OPEN, _CLOSE), _read_call, whole_end=_WHOLE_END)
 
 
 def _read_call(scan: Scan, position: int, turn: ParsedTurn) -> int:
@@ -81,8 +82,8 @@ def _object(scan: Scan, position: int, depth: int) -> tuple[dict[str, Any], int]
 def _value(scan: Scan, position: int, depth: int) -> tuple[Any, int]:
     text = scan.text
     position = skip_space(text, position)
-    if depth > _DEPTH:
-        raise Unreadable("the arguments are nested too deeply", reached=position)
+    if depth > MAX_DEPTH:
+        raise Unreadable(TOO_DEEP, reached=position)
     if text.startswith(_QUOTE, position):
         return _quoted(scan, position, _END_OF_TEXT)
     if text.startswith("{", position):
@@ -100,7 +101,7 @@ def _word(word: str) -> Any:
     try:
         value, end = decode_json(word)
     except ValueError:
-        return _CONSTANTS.get(word, word)
+        return CONSTANTS.get(word, word)  # some of the templates write Python's
     return value if end == len(word) else word
 
 

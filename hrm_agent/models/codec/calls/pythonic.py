@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from hrm_agent.models.codec.calls.form import (
+    CONSTANTS,
+    MAX_DEPTH,
+    TOO_DEEP,
     CallForm,
     Scan,
     Schemas,
@@ -29,8 +32,6 @@ __all__ = ["PYTHONIC", "PYTHONIC_BARE"]
 
 _OPEN = "<|tool_call_start|>"
 _CLOSE = "<|tool_call_end|>"
-_CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-_DEPTH = 100
 _SPACE = re.compile(r"\s*+")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*+")
 _KEY = re.compile(r"([A-Za-z_]\w*+)\s*+=(?!=)")
@@ -53,19 +54,21 @@ _NEXT_CALL = re.compile(
     r"\)\s*+(?:\]\s*+)?(?:<\|tool_call_end\|>\s*+)?<\|tool_call_start\|>\s*+\[?\s*+[A-Za-z_][\w.\-]*+\("
 )
 """The end of calls with the next ones behind it: a string without escapes that holds that was left open."""
+_WHOLE_END = re.compile(r"\)[\s,\]]*+<\|tool_call_end\|>")
 
-_Call = tuple[str, dict[str, Any]]
+_Call = tuple[str, dict[str, Any], str]
+"""Name, arguments, and the raw text of this call alone."""
 
 
 def _read(text: str, schemas: Schemas) -> ParsedTurn:
     del schemas
-    return read_blocks(text, (_OPEN, _CLOSE), _read_call)
+    return read_blocks(text, (_OPEN, _CLOSE), _read_call, whole_end=_WHOLE_END)
 
 
 def _read_call(scan: Scan, position: int, turn: ParsedTurn) -> int:
     calls, end = _calls(scan, position, lambda at: scan.text.startswith(_CLOSE, at), unclosed(_CLOSE))
-    for name, arguments in calls:
-        add_call(name, arguments, f"{_OPEN}{scan.text[position:end]}{_CLOSE}", turn)
+    for name, arguments, raw in calls:
+        add_call(name, arguments, f"{_OPEN}{raw}{_CLOSE}", turn)
     return end + len(_CLOSE)
 
 
@@ -80,8 +83,8 @@ def _read_bare(text: str, schemas: Schemas) -> ParsedTurn:
     except Unreadable as error:
         add_invalid(None, stripped, str(error), turn)
         return turn
-    for name, arguments in calls:
-        add_call(name, arguments, stripped, turn)
+    for name, arguments, raw in calls:
+        add_call(name, arguments, raw, turn)
     return turn
 
 
@@ -112,15 +115,17 @@ class _Reader:
         listed = text.startswith("[", position)
         position = self._space(position + listed)
         while not found or not (text.startswith("]", position) if listed else ends(position)):
-            call, position = self._call(position)
-            found.append(call)
+            start = position
+            name, arguments, position = self._call(position)
+            raw = text[start:position]
+            found.append((name, arguments, f"[{raw}]" if listed else raw))
             position = self._comma(position, "]" if listed else "")
         position = self._space(position + listed)
         if not ends(position):
             raise Unreadable(unended, reached=position)
         return found, position
 
-    def _call(self, position: int) -> tuple[_Call, int]:
+    def _call(self, position: int) -> tuple[str, dict[str, Any], int]:
         text = self.scan.text
         named = _NAME.match(text, position)
         if named is None or not text.startswith("(", named.end()):
@@ -134,7 +139,7 @@ class _Reader:
                 raise Unreadable(f"{name}: arguments are given by name", reached=position)
             arguments[key.group(1)], position = self._argument(self._space(key.end()))
             position = self._comma(position, ")")
-        return (name, arguments), self._space(position + 1)
+        return name, arguments, position + 1
 
     def _argument(self, position: int) -> tuple[Any, int]:
         quote = self.scan.text[position : position + 1]
@@ -148,8 +153,8 @@ class _Reader:
 
     def _value(self, position: int, depth: int) -> tuple[Any, int]:
         text = self.scan.text
-        if depth > _DEPTH:
-            raise Unreadable("the arguments are nested too deeply", reached=position)
+        if depth > MAX_DEPTH:
+            raise Unreadable(TOO_DEEP, reached=position)
         match text[position : position + 1]:
             case "[":
                 items, _, position = self._items(position + 1, "]", depth)
@@ -190,8 +195,8 @@ class _Reader:
         text = self.scan.text
         if (match := _STRING.match(text, position)) is not None:
             return self._strings(match)
-        if (match := _WORD.match(text, position)) is not None and match.group() in _CONSTANTS:
-            return _CONSTANTS[match.group()], match.end()
+        if (match := _WORD.match(text, position)) is not None and match.group() in CONSTANTS:
+            return CONSTANTS[match.group()], match.end()
         if match is None and (match := _NUMBER.match(text, position)) is not None:
             return _number(match.group(), position), match.end()
         string = text[position : position + 1] in ("'", '"')

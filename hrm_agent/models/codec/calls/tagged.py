@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hrm_agent.models.codec.calls.form import (
@@ -25,7 +26,7 @@ from hrm_agent.models.codec.calls.form import (
 )
 from hrm_agent.models.engine import ParsedTurn
 
-__all__ = ["ATEM", "GLM", "QWEN_XML", "after_atem", "read_atem"]
+__all__ = ["ATEM", "GLM", "QWEN_XML", "after_atem"]
 
 _SHOWN = 40
 """Characters of an answer that a reason shows."""
@@ -50,6 +51,18 @@ class _Tags:
     """The closing tag of a value, where it is followed by what may follow it."""
     next_call: re.Pattern[str]
     """The end of a call with the next one behind it: a value that holds that was left open."""
+    written_call: str
+    """Template of a block with one call: its name and its arguments."""
+    written_argument: str
+    """Template of an argument: its key and its value."""
+    between: str
+    """Between two blocks."""
+
+    @property
+    def whole_end(self) -> re.Pattern[str]:
+        """The end of a value, with the ends of its call and of its block."""
+        ends = filter(None, (self.argument_end, self.call_end, self.block[1]))
+        return re.compile(r"[ \t\r\n]*+".join(map(re.escape, ends)))
 
 
 def _value_end(argument_end: str, argument: str, call_end: str) -> re.Pattern[str]:
@@ -57,7 +70,10 @@ def _value_end(argument_end: str, argument: str, call_end: str) -> re.Pattern[st
 
 
 def _read(tags: _Tags, text: str, schemas: Schemas) -> ParsedTurn:
-    return read_blocks(text, tags.block, lambda scan, position, turn: _calls(tags, scan, position, schemas, turn))
+    def read(scan: Scan, position: int, turn: ParsedTurn) -> int:
+        return _calls(tags, scan, position, schemas, turn)
+
+    return read_blocks(text, tags.block, read, whole_end=tags.whole_end)
 
 
 def _calls(tags: _Tags, scan: Scan, position: int, schemas: Schemas, turn: ParsedTurn) -> int:
@@ -111,35 +127,13 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json_text(value)
 
 
-def _write_qwen(calls: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(_qwen_call(call["name"], call["args"]) for call in calls)
+def _write(tags: _Tags, calls: Sequence[Mapping[str, Any]]) -> str:
+    return tags.between.join(_written_call(tags, call["name"], call["args"]) for call in calls)
 
 
-def _qwen_call(name: str, arguments: Mapping[str, Any]) -> str:
-    values = "".join(f"<parameter={key}>\n{_plain(value)}\n</parameter>\n" for key, value in arguments.items())
-    return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
-
-
-def _write_glm(calls: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(_glm_call(call["name"], call["args"]) for call in calls)
-
-
-def _glm_call(name: str, arguments: Mapping[str, Any]) -> str:
-    values = "".join(
-        f"<arg_key>{key}</arg_key>\n<arg_value>{_plain(value)}</arg_value>\n" for key, value in arguments.items()
-    )
-    return f"\n<tool_call>{name}\n{values}</tool_call>"
-
-
-def _write_atem(calls: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(_atem_call(call["name"], call["args"]) for call in calls)
-
-
-def _atem_call(name: str, arguments: Mapping[str, Any]) -> str:
-    values = "".join(
-        f'<atem:parameter name="{key}">{_plain(value)}</atem:parameter>\n' for key, value in arguments.items()
-    )
-    return f'<atem:function_calls>\n<atem:invoke name="{name}">\n{values}</atem:invoke>\n</atem:function_calls>'
+def _written_call(tags: _Tags, name: str, arguments: Mapping[str, Any]) -> str:
+    values = (tags.written_argument.format(key=key, value=_plain(value)) for key, value in arguments.items())
+    return tags.written_call.format(name=name, arguments="".join(values))
 
 
 _PARAMETER = r"<parameter=([^<>\n]+)>"
@@ -155,6 +149,9 @@ _QWEN = _Tags(
     example="<function=NAME>",
     value_end=_value_end("</parameter>", _PARAMETER, "</function>"),
     next_call=re.compile(r"</function>\s*+(?:</tool_call>\s*+)?(?:<tool_call>\s*+)?<function=[^<>\n]+>"),
+    written_call="<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>",
+    written_argument="<parameter={key}>\n{value}\n</parameter>\n",
+    between="\n",
 )
 _GLM = _Tags(
     block=("<tool_call>", "</tool_call>"),
@@ -166,6 +163,9 @@ _GLM = _Tags(
     example="the tool's name",
     value_end=_value_end("</arg_value>", _KEY, "</tool_call>"),
     next_call=re.compile(r"</tool_call>\s*+<tool_call>[^<>\s]+\s*+<arg_key>"),
+    written_call="\n<tool_call>{name}\n{arguments}</tool_call>",
+    written_argument="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
+    between="",
 )
 _ATEM = _Tags(
     block=("<atem:function_calls>", "</atem:function_calls>"),
@@ -180,38 +180,32 @@ _ATEM = _Tags(
         r"</atem:invoke>\s*+(?:</atem:function_calls>\s*+)?(?:<\|eom\|><\|start\|>assistant to=[^\s<]++<\|message\|>)?"
         r'(?:<atem:function_calls>\s*+)?<atem:invoke name="'
     ),
+    written_call='<atem:function_calls>\n<atem:invoke name="{name}">\n{arguments}</atem:invoke>\n'
+    "</atem:function_calls>",
+    written_argument='<atem:parameter name="{key}">{value}</atem:parameter>\n',
+    between="\n",
 )
-
-
-def _read_qwen(text: str, schemas: Schemas) -> ParsedTurn:
-    return _read(_QWEN, text, schemas)
-
-
-def _read_glm(text: str, schemas: Schemas) -> ParsedTurn:
-    return _read(_GLM, text, schemas)
-
-
-def read_atem(text: str, schemas: Schemas) -> ParsedTurn:
-    """Content and calls of a text in ATEM's form."""
-    return _read(_ATEM, text, schemas)
 
 
 def after_atem(scan: Scan, position: int) -> int:
     """The position after the blocks of calls in ATEM's form that begin at `position`, as far as they can be read."""
     text = scan.text
     begin, _ = _ATEM.block
-    while text.startswith(begin, start := skip_space(text, position)) and not scan.exhausted(0, 0):
+    while text.startswith(begin, start := skip_space(text, position)) and not scan.exhausted:
         try:
             position = _calls(_ATEM, scan, start + len(begin), {}, ParsedTurn(""))
         except Unreadable as error:
-            scan.exhausted(start, error.reached)
+            scan.spend(start, error.reached)
             break
     return position
 
 
-_TAGS = ("<tool_call>", "</tool_call>")
-QWEN_XML = CallForm("qwen_xml", ("<tool_call>",), _TAGS, _read_qwen, _write_qwen)
+QWEN_XML = CallForm("qwen_xml", ("<tool_call>",), _QWEN.block, partial(_read, _QWEN), partial(_write, _QWEN))
 GLM = CallForm(
-    "glm", ("<tool_call>",), (*_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"), _read_glm, _write_glm
+    "glm",
+    marks=("<tool_call>",),
+    inside=(*_GLM.block, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    read=partial(_read, _GLM),
+    write=partial(_write, _GLM),
 )
-ATEM = CallForm("atem", ("<atem:function_calls>",), (), read_atem, _write_atem)
+ATEM = CallForm("atem", ("<atem:function_calls>",), (), partial(_read, _ATEM), partial(_write, _ATEM))

@@ -45,7 +45,15 @@ _WORDS = """
 TAGS = (
     *_WORDS.split(),
     *(" to=functions.python", " to=self", " to=python", " to=user", "```json\n", "\n```", "\n", " ", "\u2028"),
-    *('<atem:invoke name="python">', '<atem:parameter name="code">', '"""', "9" * 5000, "[" * 300, '{"a":' * 300),
+    *(
+        '<atem:invoke name="python">',
+        '<atem:parameter name="code">',
+        '"""',
+        "9" * 5000,
+        "1e999",
+        "[" * 300,
+        '{"a":' * 300,
+    ),
     *('{"name": "python", "arguments": {"code": "1"}}', '{"name": "python", "parameters": {'),
 )
 each = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
@@ -64,7 +72,7 @@ def test_any_text_is_taken_apart(form: CallForm, examples: int) -> None:
         assert isinstance(turn, ParsedTurn)
         for call in turn.tool_calls:
             assert call["name"] and isinstance(call["args"], dict)
-            json.dumps(call).encode()
+            json.dumps(call, allow_nan=False).encode()
         for invalid in turn.invalid_tool_calls:
             assert invalid["error"] and isinstance(invalid["args"], str)
         if turn.tool_calls:
@@ -96,6 +104,15 @@ def written(form: CallForm, value: str) -> str:
 
 
 @each
+def test_a_number_that_is_not_finite_is_refused(form: CallForm) -> None:
+    """JSON cannot write it, and Gemma's form would read it back as a text."""
+    for value in ("1e999", "-1e999"):
+        turn = form.read(written(form, value), {})
+        assert turn.tool_calls == []
+        assert ["not finite" in found["error"] for found in turn.invalid_tool_calls] == [True]
+
+
+@each
 def test_no_depth_of_nesting_is_too_deep_for_a_reader(form: CallForm) -> None:
     """Some depths leave no stack for whatever comes after decoding."""
     for depth in range(700, 1001):
@@ -103,6 +120,25 @@ def test_no_depth_of_nesting_is_too_deep_for_a_reader(form: CallForm) -> None:
         for text in (whole, whole.replace("}", "} x")):
             turn = form.read(text, {})
             assert turn.tool_calls or turn.invalid_tool_calls
+
+
+@each
+def test_an_argument_that_holds_the_end_of_its_call_is_never_cut(form: CallForm) -> None:
+    """The shorter one would be run, and the rest shown as words."""
+    for others in ({}, {"n": 1}):
+        end = form.write([{"name": "python", "args": {"code": "VALUE", **others}}]).partition("VALUE")[2]
+        calls: list[dict[str, Any]] = [{"name": "python", "args": {"code": f"x{end}y", **others}}]
+        turn = form.read(form.write(calls), SCHEMAS)
+        assert turn.tool_calls == calls or (turn.tool_calls == [] and len(turn.invalid_tool_calls) == 1)
+        assert turn.content == ""
+
+
+@each
+def test_each_of_many_undecodable_calls_keeps_its_own_text(form: CallForm) -> None:
+    """The text of all of them, kept by each, would be quadratic."""
+    text = form.write([{"name": "f", "args": {"n": 2**64}}] * 1000)
+    kept = [found["args"] for found in form.read(text, {}).invalid_tool_calls]
+    assert len(kept) == 1000 and sum(map(len, kept)) < 3 * len(text)
 
 
 @each

@@ -59,7 +59,7 @@ def test_calls_and_the_words_around_them() -> None:
         ('<|tool_call>{"name": "f"}<tool_call|>', None, "begins with call:NAME{"),
         ("<|tool_call>f(n=1)<tool_call|>", None, "begins with call:NAME{"),
         ("<|tool_call><tool_call|>", None, "begins with call:NAME{"),
-        ("<|tool_call>call:f{n:" + "[" * 300 + "]" * 300 + "}<tool_call|>", "f", "nested too deeply"),
+        ("<|tool_call>call:f{n:" + "[" * 300 + "]" * 300 + "}<tool_call|>", "f", "levels deep"),
         ("<|tool_call>call:f{n:" + "{a:" * 70 + "1" + "}" * 71 + "<tool_call|>", "f", "levels deep"),
         (f"<|tool_call>call:f{{n:{2**64}}}<tool_call|>", "f", "64 bits"),
     ],

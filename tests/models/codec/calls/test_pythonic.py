@@ -70,6 +70,24 @@ def test_calls_and_the_words_around_them() -> None:
     assert (turn.content, turn.invalid_tool_calls) == ("First.  and  Last.", [])
 
 
+def test_one_of_several_calls_that_cannot_be_kept_leaves_the_others() -> None:
+    for calls in ("[f(n=1), g(n=99999999999999999999), f(n=2)]", "f(n=1), g(n=99999999999999999999), f(n=2)"):
+        turn = PYTHONIC.read(marked(calls), {})
+        assert [found["args"] for found in turn.tool_calls] == [{"n": 1}, {"n": 2}]
+        (kept,) = (found["args"] for found in turn.invalid_tool_calls)
+        assert kept == marked("[g(n=99999999999999999999)]" if "[" in calls else "g(n=99999999999999999999)")
+
+
+def test_a_string_without_escapes_that_holds_the_end_of_its_calls_is_never_cut() -> None:
+    for rest in ("", ", n=1"):
+        text = marked(f"[f(code='x')]<|tool_call_end|>y'{rest})]")
+        turn = PYTHONIC.read(f"So:{text} Last.", {})
+        assert (turn.content, turn.tool_calls) == ("So: Last.", [])
+        assert [(found["name"], found["args"]) for found in turn.invalid_tool_calls] == [("f", text)]
+    turn = PYTHONIC.read(f"{marked('[f()]')} say <|tool_call_end|> {marked('[g()]')}", {})
+    assert (turn.content, len(turn.tool_calls)) == ("say <|tool_call_end|>", 2)
+
+
 INVALID = {
     "[f('a')]": "f: arguments are given by name",
     "[f(code=6 * 7)]": "neither a comma nor ) follows",
@@ -86,7 +104,7 @@ INVALID = {
     '{"name": "f", "arguments": {}}': "a call is NAME(ARGUMENT=VALUE)",
     "[f(n=1j)]": "neither a comma nor ) follows",
     "[f(n=" + "9" * 5000 + ")]": "no literal",
-    "[f(n=" + "[" * 300 + "]" * 300 + ")]": "nested too deeply",
+    "[f(n=" + "[" * 300 + "]" * 300 + ")]": "levels deep",
     "[f(n=" + "[" * 70 + "]" * 70 + ")]": "levels deep",
     f"[f(n={2**64})]": "64 bits",
 }
