@@ -159,7 +159,7 @@ class _Copied:
 
 
 _SETTINGS = {"bos_token", "eos_token", "model_max_length", "pad_token", "unk_token"}
-"""What of a configuration says nothing about classes or chats. transformers ignores its clean-up of spaces for BPE."""
+"""Keys that say nothing about classes or chats. transformers ignores a configuration's clean-up of spaces for BPE."""
 
 
 @cache

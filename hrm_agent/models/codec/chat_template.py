@@ -6,8 +6,8 @@ Three rules, each of which a peer breaks:
   template puts after the answer's turn, and the sampled tokens stay as they were sampled. Where the template does not
   leave the earlier turns alone (it strips the reasoning of past turns, say), `TemplateMismatch` says so.
 * *Text is text.* Spellings of added tokens inside a message are encoded as plain text
-  (`hrm_agent.models.codec.control_tokens`). In the policy's own turns only control tokens are guarded: its tags are
-  tags.
+  (`hrm_agent.models.codec.control_tokens`). In the policy's own turns only control tokens and the marks around
+  thoughts are guarded: its other tags are tags.
 * *A turn ends as the template has it.* The tokens are found by rendering answers and looking at what follows them
   (`hrm_agent.models.codec.dialect`), since the tokenizer's `eos_token` is not always the one that the template writes.
 
@@ -49,7 +49,7 @@ __all__ = ["KEEPING", "ChatTemplateCodec", "PolicyCodec", "StreamDecoder"]
 _templates: Any = chat_template_utils
 _REMEMBERED = 4096
 _REMEMBERED_CHARACTERS = 32 << 20
-"""Of rendered conversations, with what they were rendered from."""
+"""Most characters of the remembered conversations, with what they were rendered from."""
 KEEPING = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
 """Variables by which templates are told to keep the thoughts of earlier turns."""
 _STAND_IN = "ANSWER\U0010fffdANSWER"

@@ -1,4 +1,4 @@
-"""Why text inside a message can never become a control token.
+"""A guard by which text inside a message never becomes a control token.
 
 A chat template joins the texts of messages with control tokens into one string, and a tokenizer finds the control
 tokens by their spelling. A tool that prints `<|im_end|>` would so end a turn, and a prompt that contains
@@ -28,7 +28,7 @@ class ControlTokenGuard:
     """Swaps spellings for placeholders, and splits a rendered string at the placeholders."""
 
     def __init__(self, spellings: Iterable[str], normalize: Callable[[str], str] | None = None) -> None:
-        """`normalize` is what the tokenizer does to text before it looks for added tokens, if anything."""
+        """`normalize`: the tokenizer's change of text before it looks for added tokens (None: it makes none)."""
         self._spellings = sorted(set(spellings), key=lambda spelling: (-len(spelling), spelling))
         if len(self._spellings) > _LIMIT:
             raise ValueError(f"{len(self._spellings)} added tokens; at most {_LIMIT} can be guarded")
@@ -40,7 +40,7 @@ class ControlTokenGuard:
         self._split = re.compile(f"({self._escape}{reserved}|{reserved})")
 
     def pattern(self, spellings: Iterable[str]) -> re.Pattern[str]:
-        """What to search for to guard these spellings; they have to be among the guard's own."""
+        """Pattern of all that is swapped to guard these spellings, which have to be among the guard's own."""
         known = set(spellings)
         longest_first = [re.escape(spelling) for spelling in self._spellings if spelling in known]
         return re.compile("|".join([*longest_first, self._reserved.pattern]))

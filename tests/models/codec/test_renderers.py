@@ -62,8 +62,9 @@ RESULT = "result"
 CUT = "cut"
 QUESTION = "question"
 WHOLE = "whole"
-"""What is compared: the first prompt, a call as it is sampled, what is read out of it, what comes after its result (and
-after one that was cut short), what comes after a second question, and the conversation up to there rendered anew."""
+"""Texts that are compared: the first prompt, a call as it is sampled, what is read out of it, what comes after its
+result (and after one that was cut short), what comes after a second question, and the conversation up to there
+rendered anew."""
 NO_TOOLS = "it tells of no tools, and its template neither; ours asks for calls in the system turn"
 SHORT_CUT = "it extends no call that was cut short"
 KEPT = "it leaves thoughts of earlier questions where its template drops them"

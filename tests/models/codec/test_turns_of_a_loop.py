@@ -1,4 +1,4 @@
-"""What templates have no place for: calls that cannot be read, and words beside calls. The conversation goes on."""
+"""Conversations with turns that templates have no place for: calls that cannot be read, and words beside calls."""
 
 from __future__ import annotations
 
