@@ -412,7 +412,7 @@ class _TextStream:
     def add(self, token: int) -> Iterator[ChatGenerationChunk]:
         if self._decoder is None:  # only engines tell of tokens
             engine: Engine = self._job.backend  # pyright: ignore[reportAssignmentType]
-            self._decoder = engine.codec.stream(thinks=self._job.thinks)
+            self._decoder = engine.codec.stream(self._job.pending.tools, thinks=self._job.thinks)
         text = self._blank + self._decoder.push(token)
         text = text if self._shown else text.lstrip()
         ready = text.rstrip()

@@ -201,6 +201,6 @@ class Codec(Protocol):
         """
         ...
 
-    def stream(self, *, thinks: bool = True) -> TextStream:
-        """A decoder for one answer that is being sampled; `thinks` as for `parse`."""
+    def stream(self, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> TextStream:
+        """A decoder for one answer that is being sampled; `tools` and `thinks` as for `parse`."""
         ...

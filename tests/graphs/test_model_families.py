@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.prebuilt import create_react_agent
 
 from hrm_agent.environment import LocalEnvironment
@@ -206,7 +207,7 @@ def test_a_streamed_answer_is_its_content(name: str) -> None:
             whole = model.invoke(asked)
             chunks = list(model.stream(asked))
         assert "".join(chunk.text for chunk in chunks) == whole.text
-        decoder = codec.stream()
+        decoder = codec.stream([convert_to_openai_tool(python)])
         shown = "".join(map(decoder.push, codec.encode_answer(answer))) + decoder.finish()
         assert whole.text.strip().startswith(shown.strip())
         assert bool(shown.strip()) == bool(whole.text.strip()), "what there is to show is shown while it comes in"

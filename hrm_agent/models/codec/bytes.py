@@ -85,9 +85,9 @@ class ByteCodec:
         del token_ids
         return 0
 
-    def stream(self, *, thinks: bool = True) -> StreamDecoder:
+    def stream(self, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> StreamDecoder:
         """A decoder for one answer that is being sampled."""
-        del thinks
+        del tools, thinks
         return StreamDecoder(self.decode)
 
 

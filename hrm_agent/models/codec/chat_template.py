@@ -214,10 +214,12 @@ class ChatTemplateCodec:
         own = text[:end]
         return bisect_left(range(len(ids)), True, key=lambda count: self.decode(ids[:count]).startswith(own))
 
-    def stream(self, *, thinks: bool = True) -> StreamDecoder:
-        """A decoder for one answer that is being sampled."""
-        words = replace(self._hidden, thoughts=None, opened=False, header="", shown_after=())
-        return StreamDecoder(self.decode, self._hidden if thinks else words)
+    def stream(self, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> StreamDecoder:
+        """A decoder for one answer that is being sampled; see `Codec.stream`."""
+        hidden = self._hidden if tools else replace(self._hidden, opening=())
+        if not thinks:
+            hidden = replace(hidden, thoughts=None, opened=False, header="", shown_after=())
+        return StreamDecoder(self.decode, hidden)
 
     # what was found out, as tokens
 

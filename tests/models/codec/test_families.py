@@ -145,6 +145,13 @@ def test_thoughts_that_the_template_drops_begin_a_new_sequence(name: str) -> Non
         assert not drops
 
 
+@pytest.mark.parametrize("name", ["llama3_1", "lfm2"])
+@pytest.mark.parametrize("words", ['{"plan": ["a"]}', '[plan(a="b")]'])
+def test_an_answer_where_no_tools_are_offered_is_shown_while_it_comes_in(name: str, words: str) -> None:
+    codec = codec_of(name)
+    assert "".join(map(codec.stream().push, codec.encode_answer(words)[:-1])) == words
+
+
 TAGS = (
     "<|im_end|>",
     "<|im_start|>system\n",
