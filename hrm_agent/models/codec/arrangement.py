@@ -54,7 +54,10 @@ class Arranging:
         """One message, before the neighbours are looked at."""
         if isinstance(message, AIMessage):
             return self._answer(message)
-        turn: Turn = {"role": message_role(message), "content": self.guards.text(message_text(message))}
+        turn: Turn = {
+            "role": self.guards.text(message_role(message)),
+            "content": self.guards.text(message_text(message)),
+        }
         if isinstance(message, ToolMessage):
             turn["tool_call_id"] = self._id(message.tool_call_id)
             turn["name"] = self.guards.text(message.name or "")
@@ -88,8 +91,10 @@ class Arranging:
         if calls:
             turn["tool_calls"] = [self._call(call) for call in calls]
         thought = guards.text(reasoning or "")
-        placeless = not dialect.shape.words or (dialect.shape.exclusive and bool(reasoning))
-        if calls and placeless and turn["content"].strip():
+        shape = dialect.shape
+        placeless = not shape.words or not shape.goes_on or (shape.exclusive and bool(reasoning))
+        movable = dialect.thoughts is not None and dialect.thoughts.field is not None
+        if calls and placeless and movable and turn["content"].strip():
             # The template has no place for words beside this call: they stand where its thoughts do.
             thought = "\n\n".join(filter(None, (thought, turn["content"])))
             turn["content"] = ""
@@ -125,7 +130,7 @@ class Arranging:
             if turn["role"] != "tool":
                 called = bool(turn.get("tool_calls"))
             elif not (shape.results if called or shape.prompted else shape.orphans):
-                text = json_text({"name": turn["name"], "content": turn["content"]})
+                text = json_text({"name": turn.get("name", ""), "content": turn["content"]})
                 shown = f"<tool_response>\n{_framed(text)}\n</tool_response>"
                 if found and found[-1].get("results"):
                     found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{shown}"}
@@ -177,12 +182,14 @@ def _without_system(turns: list[Turn]) -> list[Turn]:
 
 
 def _merged(turns: list[Turn]) -> list[Turn]:
-    """Neighbours of one role as one turn."""
+    """Neighbours of one role as one turn, but for answers with calls, which are no part of the alternation."""
     found: list[Turn] = []
     for turn in turns:
-        if found and found[-1]["role"] == turn["role"] and turn["role"] in ("user", "assistant"):
-            both = {**found[-1], **turn, "content": f"{found[-1]['content']}\n\n{turn['content']}"}
-            found[-1] = both
+        last = found[-1] if found else {}
+        called = "tool_calls" in last or "tool_calls" in turn
+        if last.get("role") == turn["role"] and turn["role"] in ("user", "assistant") and not called:
+            texts = {key for key in last.keys() & turn.keys() if key not in ("role", "results")}
+            found[-1] = {**last, **turn, **{key: f"{last[key]}\n\n{turn[key]}" for key in texts}}
         else:
             found.append(turn)
     return found

@@ -24,6 +24,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Protocol, cast
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
@@ -39,21 +40,24 @@ from hrm_agent.models.codec.control_tokens import ControlTokenGuard
 from hrm_agent.models.codec.dialect import Dialect, Ending, discover
 from hrm_agent.models.codec.encoders import own_encoder, plain_encoder
 from hrm_agent.models.codec.messages import invalid_tool_calls
-from hrm_agent.models.codec.stream_decoder import Hidden, StreamDecoder
+from hrm_agent.models.codec.stream_decoder import Hidden, PieceDecoder, StreamDecoder
 from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec, ParsedTurn, TemplateMismatch
 from hrm_agent.unicode import without_surrogates
 
-__all__ = ["KEEPING", "ChatTemplateCodec", "PolicyCodec", "StreamDecoder"]
+__all__ = ["KEEPING", "ChatTemplateCodec", "PolicyCodec", "StreamDecoder", "no_template"]
 
 _templates: Any = chat_template_utils
 _REMEMBERED = 4096
+"""Most conversations that are remembered as they were rendered."""
 _REMEMBERED_CHARACTERS = 32 << 20
 """Most characters of the remembered conversations, with what they were rendered from."""
 KEEPING = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
 """Variables by which templates are told to keep the thoughts of earlier turns."""
-_STAND_IN = "ANSWER\U0010fffdANSWER"
+_STAND_IN = "ANSWER\U0010fffd"
 """Stands for an answer's words while what follows them is looked for."""
+_WAITING = 8
+"""Most tokens that wait for the rest of a character."""
 
 
 class PolicyCodec(Codec, Protocol):
@@ -115,8 +119,8 @@ class ChatTemplateCodec:
         self.without_thoughts = tuple(self.encode_text(self._before_words()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process the tokenizer and what was asked say all."""
-        return _rebuilt, (type(self), self.tokenizer, *self._asked)
+        """For another process the tokenizer, what was asked, and the result of the test say all."""
+        return _rebuilt, (type(self), self.tokenizer, *self._asked), {"speech": self.speech}
 
     def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The whole prompt, up to and with the header of the answer."""
@@ -162,7 +166,7 @@ class ChatTemplateCodec:
         ending = self._ending(turns[-1])
         seen = self._arranged(turns[:-1], offered)
         own = self._arranged(turns, offered, header=False)
-        end = len(own.rstrip()) if ending.next_role else own.find(ending.text, len(seen))
+        end = ending.place(own, len(seen))
         ids: list[int] = []
         words = bool(self.dialect.form.words) or not message.tool_calls
         if own.startswith(seen) and end >= len(seen) and self._holds(own[len(seen) : end], message, words=words):
@@ -177,10 +181,13 @@ class ChatTemplateCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled tokens, tags included, without the control token that ended the turn."""
+        return self._encoder.decode(self._unended(token_ids), skip_special_tokens=False)
+
+    def _unended(self, token_ids: Sequence[int]) -> list[int]:
         ids = list(token_ids)
         if ids and ids[-1] in self.control_token_ids:
             ids.pop()
-        return self._encoder.decode(ids, skip_special_tokens=False)
+        return ids
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
         """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
@@ -202,17 +209,16 @@ class ChatTemplateCodec:
             spans = form.thought_spans(text)
         else:
             spans = [(0, thoughts.end(text))] if thoughts is not None else []
-        ids = list(token_ids)
-        if ids and ids[-1] in self.control_token_ids:
-            ids.pop()
-        return sum(self._tokens_of(ids, text, end) - self._tokens_of(ids, text, start) for start, end in spans)
+        pieces = PieceDecoder(self.decode, _WAITING)
+        ends = list(accumulate(len(pieces.push(token)) for token in self._unended(token_ids)))
 
-    def _tokens_of(self, ids: Sequence[int], text: str, end: int) -> int:
-        """Number of tokens that hold the first `end` characters of a text; a token that holds more counts whole."""
-        if end in (0, len(text)):
-            return len(ids) if end else 0
-        own = text[:end]
-        return bisect_left(range(len(ids)), True, key=lambda count: self.decode(ids[:count]).startswith(own))
+        def tokens_of(end: int) -> int:
+            """Number of tokens that hold the first characters of the text; a token that holds more counts whole."""
+            if end in (0, len(text)):
+                return len(ends) if end else 0
+            return bisect_left(ends, end) + 1
+
+        return sum(tokens_of(end) - tokens_of(start) for start, end in spans)
 
     def stream(self, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> StreamDecoder:
         """A decoder for one answer that is being sampled; see `Codec.stream`."""
@@ -258,7 +264,7 @@ class ChatTemplateCodec:
     def _set_guard(self, spellings: dict[int, str], controls: Sequence[str]) -> None:
         normalizer = self._encoder.normalizer
         thoughts = self.dialect.thoughts
-        frame = [] if thoughts is None else [each for each in (thoughts.open, thoughts.close) if each]
+        frame = [] if thoughts is None else [thoughts.open, thoughts.close]
         self._guard = ControlTokenGuard(
             {*spellings.values(), *frame}, normalizer.normalize_str if normalizer is not None else None
         )
@@ -285,39 +291,63 @@ class ChatTemplateCodec:
         end = -1 if ending.next_role else full.find(ending.text, len(seen))
         if end < 0 or (ending.text != ending.later and not turns[answered].get("tool_calls")):
             own = self._arranged(turns[: answered + 1], offered, header=False)
-            end = len(own.rstrip()) if ending.next_role else own.find(ending.text, len(seen))
+            end = ending.place(own, len(seen))
             if end < 0 or not full.startswith(own[:end]):
                 raise TemplateMismatch("the chat template does not write the end of the answered turn")
         words = self.dialect.shape.words or not turns[answered].get("tool_calls")
         if not self._holds(full[len(seen) : end], answer, words=words):
             raise TemplateMismatch("the chat template does not keep the text of the answered turn")
-        return full[end:].lstrip() if ending.next_role else full[end:]
+        return ending.following(full, end)
 
     def _what_follows_without_thoughts(self, turns: list[Any], answered: int, offered: list[Any] | None) -> str:
         """The same where the template drops thoughts that are to stay: it is shown the conversation without any."""
-        thoughts = self.dialect.thoughts
-        field = thoughts.field if thoughts is not None else None
-        bare = [{key: value for key, value in turn.items() if key != field} for turn in turns]
-        bare[answered] = {**bare[answered], "content": _STAND_IN}
+        bare = [self._without_thoughts(turn) for turn in turns]
+        stand_in = _STAND_IN
+        while stand_in in self._arranged(bare, offered):  # somebody wrote it
+            stand_in += _STAND_IN
+        bare[answered] = {**bare[answered], "content": stand_in}
+        before, found, after = self._arranged(bare, offered).partition(stand_in)
+        earlier = self._arranged(bare[:answered], offered, header=False)
+        if not self._without_frames(before).startswith(self._without_frames(earlier)):
+            raise TemplateMismatch("the chat template renders the turns before the answer differently")
         ending = self._ending(bare[answered])
-        own = self._arranged(bare[: answered + 1], offered, header=False).partition(_STAND_IN)[2]
-        _, found, after = self._arranged(bare, offered).partition(_STAND_IN)
-        end = len(own.rstrip()) if ending.next_role else own.find(ending.text)
+        own = self._arranged(bare[: answered + 1], offered, header=False).partition(stand_in)[2]
+        end = ending.place(own)
         if not found or end < 0 or not after.startswith(own[:end]):
             raise TemplateMismatch("the chat template does not write the end of the answered turn")
-        return after[end:].lstrip() if ending.next_role else after[end:]
+        return ending.following(after, end)
+
+    def _without_thoughts(self, turn: Any) -> dict[str, Any]:
+        thoughts = self.dialect.thoughts
+        if thoughts is None or turn["role"] != "assistant":
+            return turn
+        bare = {key: value for key, value in turn.items() if key != thoughts.field}
+        if thoughts.in_content:
+            bare["content"] = thoughts.split(turn["content"])[1]
+        return bare
+
+    def _without_frames(self, rendered: str) -> str:
+        """Text without white space and the marks of thoughts: a template may write empty thoughts into some turns."""
+        thoughts = self.dialect.thoughts
+        if thoughts is None or self.dialect.form.header:  # marks that are headers of messages
+            return _squeezed(rendered)
+        return _squeezed(rendered.replace(thoughts.open, "").replace(thoughts.close, ""))
 
     def _keeps(self, answer: AIMessage, turn: Any, following: Sequence[BaseMessage]) -> bool:
-        """True where thoughts stay though the template drops them: it was asked for, or they led to a call, and the
-        template has no place for such thoughts or for the call (it could not be read, say), or would drop no more than
-        empty thoughts.
-        """
+        """True where thoughts stay though the template drops them."""
         thoughts = self.dialect.thoughts
-        unknown = thoughts is not None and thoughts.field is None and not thoughts.in_content
-        empty = thoughts is not None and thoughts.opened and not (reasoning_of(answer) or "").strip()
-        calls = bool(answer.tool_calls or invalid_tool_calls(answer))
-        in_loop = calls and all(isinstance(message, ToolMessage) for message in following)
-        return self.keep_thoughts or (in_loop and (unknown or empty or not turn.get("tool_calls")))
+        if self.keep_thoughts and thoughts is not None:
+            return True
+        called = bool(answer.tool_calls or invalid_tool_calls(answer))
+        if not called or not all(isinstance(message, ToolMessage) for message in following):
+            return False
+        if not turn.get("tool_calls"):  # the template has no place for the call: it could not be read, say
+            return True
+        if thoughts is None:
+            return False
+        if thoughts.field is None and not thoughts.in_content:  # it has no place for thoughts
+            return True
+        return thoughts.opened and not (reasoning_of(answer) or "").strip()  # it drops no more than empty ones
 
     def _ending(self, turn: Any) -> Ending:
         return self.dialect.call if turn.get("tool_calls") else self.dialect.answer
@@ -471,11 +501,16 @@ class ChatTemplateCodec:
         """All that the tokenizer has of templates, as one text. Raises `ModelError` where it has none."""
         template = getattr(self.tokenizer, "chat_template", None)
         if not template:
-            raise ModelError(
-                f"The tokenizer {self.tokenizer.name_or_path!r} has no chat template: it cannot encode a conversation.",
-                "Use an instruction-tuned model, name a template by ?template=FILE, or set `tokenizer.chat_template`.",
-            )
+            raise no_template(self.tokenizer.name_or_path)
         return template if isinstance(template, str) else "\n".join(map(str, template.values()))
+
+
+def no_template(name: str) -> ModelError:
+    """The error for a tokenizer that has no chat template."""
+    return ModelError(
+        f"The tokenizer of {name!r} has no chat template, so that it cannot encode a conversation.",
+        "Use an instruction-tuned model, name a template by ?template=FILE, or put chat_template.jinja beside it.",
+    )
 
 
 def _rebuilt(kind: type[ChatTemplateCodec], tokenizer: Any, tools: str | None, keep: bool, ends: Any) -> Any:

@@ -18,7 +18,7 @@ from hrm_agent.models.codec.calls.pythonic import PYTHONIC
 from hrm_agent.models.codec.calls.registry import FORMS, PROMPTED, form_named
 from hrm_agent.models.codec.thoughts import Thoughts
 
-__all__ = ["PROBE_CALL", "PROBE_TOOL", "Dialect", "Ending", "Render", "Shape", "discover"]
+__all__ = ["PROBE_CALL", "PROBE_TOOL", "Dialect", "Ending", "Render", "Shape", "alike", "discover"]
 
 Render = Callable[..., str]
 """`render(messages, tools, header=True)`: the text that a template writes. Raises `TemplateRefusalError`."""
@@ -78,7 +78,9 @@ class Shape:
     exclusive: bool = False
     """Beside a call it takes either content or thoughts."""
     words: bool = True
-    """It writes words beside a call, and after the result goes on as without any."""
+    """It writes words beside a call."""
+    goes_on: bool = True
+    """After the result of a call with words beside it, it goes on as after that of one without."""
 
     @property
     def plain(self) -> bool:
@@ -96,6 +98,14 @@ class Ending:
     """The token already begins the next turn: the template closes none."""
     later: str = ""
     """Spelling of the first control token after an answer that is not the last turn."""
+
+    def place(self, rendered: str, start: int = 0) -> int:
+        """Position from `start` on where the last turn of a conversation ends (-1: nowhere)."""
+        return len(rendered.rstrip()) if self.next_role else rendered.find(self.text, start)
+
+    def following(self, rendered: str, end: int) -> str:
+        """The text from the end of a turn on."""
+        return rendered[end:].lstrip() if self.next_role else rendered[end:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +176,9 @@ class _Probing:
         for field in _FIELDS:
             own = self._try([_turn("user", _QUESTION), _turn("assistant", _ANSWER, **{field: _THOUGHT})], header=False)
             before, thought, after = own.partition(_THOUGHT)
-            if thought and _ANSWER in after:
-                close = after.partition(_ANSWER)[0].strip()
-                begin = before[_alike(before, self.base) :].strip()
+            close = after.partition(_ANSWER)[0].strip()
+            if thought and _ANSWER in after and close:
+                begin = before[alike(before, self.base) :].strip()
                 if begin:
                     return Thoughts(_tag(begin, close), close, field, closed=self.base.rstrip().endswith(close))
                 open_, closed, _ = self._last_line().partition(close)
@@ -198,7 +208,7 @@ class _Probing:
         for shape in self._shapes():
             turns = [_turn("user", _QUESTION), _called(shape)]
             own = self._try(turns, [PROBE_TOOL], header=False)
-            written = own[_alike(own, told) :].rstrip()
+            written = own[alike(own, told) :].rstrip()
             unended = written.removesuffix(next((each for each in self._controls if written.endswith(each)), ""))
             forms = (asked,) if asked else FORMS
             form = next((form for form in forms if _reads(form, written) or _reads(form, unended)), None)
@@ -214,15 +224,22 @@ class _Probing:
         """Shape that is left to a template that knows of no tools, or of none that can be used."""
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
         answered = self._try([_turn("user", _QUESTION)], header=False)
-        header = self.base[_alike(self.base, answered) :]
+        header = self.base[alike(self.base, answered) :]
         full = self._try(turns)
         results = _RESULT in full and full.rpartition(_RESULT)[2].endswith(header) and bool(header.strip())
-        return Shape(True, self._system, results, results, self._alternates, calls=False)
+        return Shape(
+            prompted=True,
+            system=self._system,
+            results=results,
+            orphans=results,
+            alternates=self._alternates,
+            calls=False,
+        )
 
     def _shapes(self) -> Iterable[Shape]:
         for short in (False, True):
             for text in (False, True):
-                yield Shape(False, self._system, alternates=self._alternates, text_arguments=text, short_ids=short)
+                yield Shape(system=self._system, alternates=self._alternates, text_arguments=text, short_ids=short)
 
     def _finished(self, shape: Shape) -> Shape:
         """The shape with what is left to ask."""
@@ -235,7 +252,7 @@ class _Probing:
         talking = [_turn("user", _QUESTION), {**_called(shape), "content": _ANSWER}, _result(shape)]
         silent = [_turn("user", _QUESTION), _called(shape), _result(shape)]
         talked, _, goes_on = self._try(talking, [PROBE_TOOL]).rpartition(_RESULT)
-        words = _ANSWER in talked and goes_on == self._try(silent, [PROBE_TOOL]).rpartition(_RESULT)[2]
+        silent_goes_on = self._try(silent, [PROBE_TOOL]).rpartition(_RESULT)[2]
         return Shape(
             system=self._system,
             orphans=orphans,
@@ -244,7 +261,8 @@ class _Probing:
             text_arguments=shape.text_arguments,
             short_ids=shape.short_ids,
             exclusive=exclusive,
-            words=words,
+            words=_ANSWER in talked,
+            goes_on=goes_on == silent_goes_on,
         )
 
     def _unwritten(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
@@ -254,7 +272,7 @@ class _Probing:
         writes = self._holds([_turn("user", _QUESTION), _called(Shape())], "ARGUMENT", tools=[PROBE_TOOL])
         if form is None or writes or not self._holds(turns, _RESULT, tools=[PROBE_TOOL]):
             return None
-        shape = Shape(False, self._system, alternates=self._alternates, calls=False)
+        shape = Shape(system=self._system, alternates=self._alternates, calls=False)
         return shape, form, self.end_of_answer()
 
     def _end_of_call(self, own: str, full: str, form: CallForm) -> Ending:
@@ -286,8 +304,8 @@ class _Probing:
             return ""
 
 
-def _alike(a: str, b: str) -> int:
-    """Number of characters with which both begin."""
+def alike(a: Sequence[object], b: Sequence[object]) -> int:
+    """Number of characters, or tokens, with which both begin."""
     return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
 
 

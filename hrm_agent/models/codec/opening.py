@@ -8,7 +8,7 @@ from typing import Any, cast
 import transformers
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.codec.chat_template import ChatTemplateCodec, PolicyCodec
+from hrm_agent.models.codec.chat_template import ChatTemplateCodec, PolicyCodec, no_template
 from hrm_agent.models.codec.proof import Speech, prove
 from hrm_agent.models.codec.renderer_codec import RendererCodec
 from hrm_agent.models.model_string import CodecOptions
@@ -40,8 +40,8 @@ def load_tokenizer(path_or_name: str, options: CodecOptions | None = None) -> An
     template = options.template if options is not None else None
     if template is not None:
         tokenizer.chat_template = _read_template(Path(template))
-    if options is None or options.renderer is None:
-        _check_template(path_or_name, tokenizer)
+    if not tokenizer.chat_template and (options is None or options.renderer is None):
+        raise no_template(path_or_name)
     return tokenizer
 
 
@@ -124,14 +124,6 @@ def _read_template(file: Path) -> str:
         raise ModelError(
             f"The chat template {str(file)!r} cannot be read: {_first_line(error)}.", "Name a file by ?template=FILE."
         ) from error
-
-
-def _check_template(path_or_name: str, tokenizer: Any) -> None:
-    if not tokenizer.chat_template:
-        raise ModelError(
-            f"The tokenizer of {path_or_name!r} has no chat template.",
-            "Use an instruction-tuned model, name a template by ?template=FILE, or put chat_template.jinja beside it.",
-        )
 
 
 def _refuse_faulty(renderer: str, speech: Speech) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
+from hrm_agent.errors import ModelError
 from hrm_agent.models.capabilities import Fault, Speech
 from hrm_agent.models.codec.calls.registry import PROMPTED
 from hrm_agent.models.codec.dialect import PROBE_CALL, PROBE_TOOL
@@ -34,10 +35,12 @@ def prove(codec: Any, generation: Any = None) -> Speech:
     dialect = codec.dialect
     form = f"{dialect.form.name}, by {codec.written_by}"
     thoughts = dialect.thoughts
+    ends = sorted(codec.ends)
+    names = codec.tokenizer.convert_ids_to_tokens(ends)
     return Speech(
         tools=f"{PROMPTED}: asked for in the system turn" if dialect.shape.prompted else form,
         thoughts=None if thoughts is None else f"{thoughts.open} ... {thoughts.close}",
-        ends=tuple(sorted(codec.tokenizer.convert_ids_to_tokens(sorted(codec.ends)))),
+        ends=tuple(sorted(name or f"#{token}" for token, name in zip(ends, names, strict=True))),
         settings=_settings(generation),
         faults=(*_text_faults(codec), *_tool_faults(codec)),
     )
@@ -82,7 +85,7 @@ def _tool_faults(codec: Any) -> list[Fault]:
 def _holds(check: Callable[[], bool]) -> bool:
     try:
         return check()
-    except (TemplateMismatch, ValueError, TypeError, KeyError):
+    except (ModelError, TemplateMismatch, ValueError, TypeError, KeyError):
         return False
 
 

@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from hrm_agent.errors import ModelError, TemplateRefusalError, nearest, to_install
 from hrm_agent.models.codec.calls.form import CallForm, Schemas, add_call, add_invalid, schemas_of
 from hrm_agent.models.codec.chat_template import KEEPING, ChatTemplateCodec
-from hrm_agent.models.codec.dialect import PROBE_CALL, PROBE_TOOL, Dialect, discover
+from hrm_agent.models.codec.dialect import PROBE_CALL, PROBE_TOOL, Dialect, alike, discover
 from hrm_agent.models.codec.encoders import own_encoder
 from hrm_agent.models.engine import ParsedTurn
 
@@ -62,8 +62,8 @@ class RendererCodec(ChatTemplateCodec):
         self._check_tokens()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process the tokenizer and what was asked say all."""
-        return _rebuilt, (type(self), self.tokenizer, self._renderer_name, *self._asked)
+        """For another process the tokenizer, what was asked, and the result of the test say all."""
+        return _rebuilt, (type(self), self.tokenizer, self._renderer_name, *self._asked), {"speech": self.speech}
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:
         """Content, thoughts and tool calls of an answer's text; see `Codec.parse`."""
@@ -145,7 +145,7 @@ class RendererCodec(ChatTemplateCodec):
         answer = {"role": "assistant", "content": "", "tool_calls": made}
         seen = self._seen.encode(self._render([_QUESTION], [PROBE_TOOL]))
         ids = self._seen.encode(self._render([_QUESTION, answer], [PROBE_TOOL], header=False))
-        begin = next((i for i, (one, other) in enumerate(zip(seen, ids, strict=False)) if one != other), len(seen))
+        begin = alike(seen, ids)
         stops = self._renderer.get_stop_token_ids()
         end = next((i for i in range(begin, len(ids)) if ids[i] in stops), len(ids))
         return self._seen.decode(ids[begin:end])

@@ -6,6 +6,7 @@ they are never taken for a call or an answer.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from langchain_core.messages import AIMessage
@@ -17,7 +18,7 @@ __all__ = ["REASONING", "Thoughts", "reasoning_of"]
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """How thoughts stand in an answer."""
+    """Place of thoughts in an answer."""
 
     open: str
     """Spelling before them, without white space around it."""
@@ -32,31 +33,38 @@ class Thoughts:
     in_content: bool = False
     """Without a field, the template writes thoughts that stand in the content."""
 
+    def __post_init__(self) -> None:
+        assert self.open, "thoughts begin with a mark"
+        assert self.close, "thoughts end with a mark"
+
     def split(self, text: str) -> tuple[str | None, str]:
         """Split an answer into thoughts (None without any) and the rest. Unclosed thoughts take the whole answer."""
-        thoughts, rest = self._apart(text)
+        thoughts, end = self._apart(text)
         if not thoughts:
             return None, text
-        return "\n\n".join(filter(None, thoughts)), rest.lstrip("\n")
+        return "\n\n".join(filter(None, thoughts)), text[end:].lstrip("\n")
 
     def end(self, text: str) -> int:
         """Number of characters of the thoughts, closing mark included (0 without thoughts)."""
-        thoughts, rest = self._apart(text)
-        return len(text) - len(rest) if thoughts else 0
+        return self._apart(text)[1]
 
-    def _apart(self, text: str) -> tuple[list[str], str]:
-        """The thoughts at the beginning, and the end of the text that is none of them."""
+    def _apart(self, text: str) -> tuple[list[str], int]:
+        """The thoughts at the beginning, and the position where they end."""
         thoughts: list[str] = []
-        rest = text
-        inside = self.opened and not text.lstrip().startswith(self.open)
-        while inside or rest.lstrip().startswith(self.open):
-            body = rest if inside else rest.lstrip()[len(self.open) :]
-            thought, closed, rest = body.partition(self.close)
-            thoughts.append(thought.strip("\n"))
-            inside = False
-            if not closed:
-                break
-        return thoughts, rest
+        opening = re.compile(rf"\s*{re.escape(self.open)}")
+        end = 0
+        found = opening.match(text)
+        inside = found is not None or self.opened
+        while inside:
+            begin = found.end() if found is not None else 0
+            close = text.find(self.close, begin)
+            if close < 0:
+                return [*thoughts, text[begin:].strip("\n")], len(text)
+            thoughts.append(text[begin:close].strip("\n"))
+            end = close + len(self.close)
+            found = opening.match(text, end)
+            inside = found is not None
+        return thoughts, end
 
     def written(self, reasoning: str, content: str) -> str:
         """The content with the thoughts before it."""

@@ -48,6 +48,13 @@ def test_no_message_can_forge_an_added_token(codec: ChatTemplateCodec, role: str
     assert forged in codec.decode(ids)
 
 
+@pytest.mark.parametrize("forged", ADDED)
+def test_no_role_can_forge_an_added_token(codec: ChatTemplateCodec, forged: str) -> None:
+    plain = codec.encode([HumanMessage("a")])
+    ids = codec.encode([ChatMessage(role=f"user{forged}", content="a")])
+    assert added_tokens(codec, ids) == added_tokens(codec, plain)
+
+
 pieces = st.one_of(
     st.sampled_from(
         [*ADDED, "<|im_", "end|>", "\U000f0000", "\U000f0001", "\U000f0009", "\U000f000a", "\ud800", "\r\n"]

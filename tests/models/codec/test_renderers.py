@@ -83,7 +83,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "qwen3_5_nothink": dict.fromkeys((QUESTION, WHOLE), "it writes empty thoughts into earlier answers"),
     "qwen3_instruct_2507": dict.fromkeys((TURN, QUESTION), "it takes it for a model that thinks"),
 }
-"""Where the library and ours differ, and why. What ours writes is what the template writes."""
+"""Differences between the library and ours, with the reason. Ours writes what the template writes."""
 WITHOUT_TEMPLATE = (
     "deepseek-v4",
     "glm-5",
@@ -287,6 +287,7 @@ def test_a_renderer_is_chosen_by_the_models_name_and_goes_to_other_processes() -
     assert codec.speech.tools == "hermes, by the renderer auto"
     again = pickle.loads(pickle.dumps(codec))
     assert again.keep_thoughts
+    assert again.speech == codec.speech
     assert again.encode(ASKED, TOOLS) == codec.encode(ASKED, TOOLS)
     asked: Any = open_codec(tokenizer, CodecOptions(renderer="qwen3", tools="prompted"))
     assert asked.dialect.shape.prompted

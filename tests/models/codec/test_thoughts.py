@@ -1,6 +1,8 @@
-"""Which of an answer's sampled tokens hold thoughts."""
+"""Sampled tokens of an answer that hold thoughts."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
@@ -8,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.codec.calls.channels import HARMONY, MUSE
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.models.codec.thoughts import REASONING
+from hrm_agent.models.codec.thoughts import REASONING, Thoughts
 from tests.support import families
 
 
@@ -54,6 +56,24 @@ def test_channels() -> None:
     assert HARMONY.thought_spans(last) == []
     text = " to=self<|message|>I think.<|eom|><|start|>assistant to=user<|message|>So.<|eot|>"
     assert [text[a:b] for a, b in MUSE.thought_spans(text)] == [" to=self<|message|>I think.<|eom|>"]
+
+
+def test_looping_thoughts_take_time_in_proportion_to_them() -> None:
+    thoughts = Thoughts("<think>", "</think>", None)
+    began = time.process_time()
+    assert thoughts.split("<think></think>" * 200_000 + "so") == ("", "so")
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.real_tokenizers
+def test_looping_channels_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = ChatTemplateCodec(families.load("gptoss"))
+    ids = codec.encode_text("<|channel|>analysis<|message|>I think.<|end|><|start|>assistant" * 100)
+    decoded: list[int] = []
+    decode = codec.decode
+    monkeypatch.setattr(codec, "decode", lambda some: decoded.append(len(some)) or decode(some))
+    assert codec.thought_tokens(ids) == len(ids) - 2, "the header of a next message holds none"
+    assert sum(decoded) < 20 * len(ids)
 
 
 def test_bytes_have_none() -> None:
