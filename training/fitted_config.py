@@ -144,8 +144,8 @@ def fit_grpo(config: GrpoConfig, facts: ModelFacts) -> Fitted:
     usual, why = _usual_rate("rl", facts, facts.own.train_rl.learning_rate, adapter=config.adapter.lora_rank > 0)
     choice = _Choice(_by_model(config), facts.own.train_rl)
     rate = choice.take_rate(usual, why)
-    choice.take("max_tokens", lambda: facts.answer, "answers of at most {:,} tokens")
-    choice.take("micro_batch_tokens", lambda: _micro_batch(facts, _MOST_OF_RL), "micro-batches of {:,} tokens")
+    choice.take("max_tokens", lambda: facts.answer, "answers of at most {:,} token{s}")
+    choice.take("micro_batch_tokens", lambda: _micro_batch(facts, _MOST_OF_RL), "micro-batches of {:,} token{s}")
     of_stages = (stage.learning_rate for stage in config.stages if stage.learning_rate is not None)
     return choice.fitted(_warning((rate, *of_stages), usual))
 
@@ -153,21 +153,26 @@ def fit_grpo(config: GrpoConfig, facts: ModelFacts) -> Fitted:
 def fit_sft(config: SftConfig, facts: ModelFacts, *, adapter: bool, conversations: int | None) -> Fitted:
     """Values for what a fine-tuning of this model leaves open. `adapter`: it is of an adapter.
 
-    Where the number of `conversations` is not known (None), `steps` and `warmup_steps` may stay open.
+    Where the number of `conversations` is not known (None), what follows from it stays open.
     """
-    usual, why = _usual_rate("sft", facts, facts.own.train_sft.learning_rate, adapter=adapter)
-    choice = _Choice(_by_model(config), facts.own.train_sft)
+    own = facts.own.train_sft
+    usual, why = _usual_rate("sft", facts, own.learning_rate, adapter=adapter)
+    choice = _Choice(_by_model(config), own)
     rate = choice.take_rate(usual, why)
     if config.optimizer == "muon":
         choice.take("matrix_learning_rate", lambda: _MATRIX_FACTOR * rate, "a rate of {:.2g} for matrices")
-    count = conversations or _BATCH
-    own_steps = facts.own.train_sft.steps
-    batch = choice.take("batch_size", lambda: min(_BATCH, count), "{:,} conversations a step")
-    if conversations is not None or config.steps is not None or own_steps is not None:
-        text = "{:,} steps" if own_steps else f"{{:,}} steps for {_PASSES} passes over {count:,} conversations"
+    count = conversations or 1
+    batch = config.batch_size
+    if conversations is not None or own.batch_size is not None:
+        batch = choice.take("batch_size", lambda: min(_BATCH, count), "{:,} conversation{s} a step")
+    steps = config.steps
+    if conversations is not None or own.steps is not None:
+        passes = f" for {_PASSES} passes over {count:,} conversation{'s' * (count != 1)}"
+        text = "{:,} step{s}" + ("" if own.steps else passes)
         steps = choice.take("steps", lambda: ceil(_PASSES * count / batch), text)
-        choice.take("warmup_steps", lambda: min(_MOST_WARMUP, ceil(steps / 10)), "{:,} of the steps to warm up")
-    choice.take("micro_batch_tokens", lambda: _micro_batch(facts, _MOST_OF_SFT), "micro-batches of {:,} tokens")
+    if steps is not None:
+        choice.take("warmup_steps", lambda: min(_MOST_WARMUP, ceil(steps / 10)), "{:,} step{s} to warm up")
+    choice.take("micro_batch_tokens", lambda: _micro_batch(facts, _MOST_OF_SFT), "micro-batches of {:,} token{s}")
     return choice.fitted(_warning((rate,), usual))
 
 
@@ -196,7 +201,7 @@ class _Choice:
             return self._given[key]
         own = getattr(self._own, key)
         self._values[key] = value = by_model() if own is None else own
-        self._others.append(f"{text.format(value)} (--{key.replace('_', '-')})")
+        self._others.append(f"{text.format(value, s='s' * (value != 1))} (--{key.replace('_', '-')})")
         return value
 
     def fitted(self, warning: str) -> Fitted:

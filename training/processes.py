@@ -10,7 +10,7 @@ import os
 
 from hrm_agent.errors import ConfigError
 
-__all__ = ["is_first_process", "require_one_process", "require_ranks"]
+__all__ = ["is_first_process", "require_one_process", "require_ranks", "wait_for_all"]
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
@@ -72,6 +72,15 @@ def is_first_process() -> bool:
     A rank without a number of processes is left over in the environment: nobody else is there to say anything.
     """
     return _first(_SIZES) <= 1 or _first(_RANKS) == 0
+
+
+def wait_for_all() -> None:
+    """Go on when every process of this training has come here."""
+    if _first(_SIZES) > 1:
+        import torch
+        from accelerate import PartialState
+
+        PartialState(cpu=not torch.cuda.is_available()).wait_for_everyone()
 
 
 def _first(names: tuple[str, ...]) -> int:

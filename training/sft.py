@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from safetensors.torch import load_model
 from transformers import PreTrainedModel
@@ -59,7 +59,6 @@ __all__ = [
     "save_policy",
     "tokenize",
     "train_sft",
-    "wait_for_all",
 ]
 
 _OPTIMIZERS = "optimizers.pt"
@@ -76,11 +75,6 @@ class Conversation:
     """The turns in order, AI messages and others."""
     tools: tuple[dict[str, Any], ...] = ()
     """In OpenAI's form."""
-
-
-def wait_for_all() -> None:
-    """Go on when every process of this training has come here."""
-    PartialState(cpu=not torch.cuda.is_available()).wait_for_everyone()
 
 
 def train_sft(

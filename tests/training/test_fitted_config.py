@@ -86,9 +86,9 @@ def test_a_fine_tuning_passes_three_times_over_what_it_is_given(
     assert values["micro_batch_tokens"] == 1024 and "matrix_learning_rate" not in values
 
 
-def test_steps_stay_open_until_the_conversations_are_known() -> None:
+def test_what_follows_from_the_conversations_stays_open_until_they_are_known() -> None:
     config = with_values(SftConfig(), sft(None).values)
-    assert left_open(config) == ["steps", "warmup_steps"]
+    assert left_open(config) == ["steps", "batch_size", "warmup_steps"]
     with pytest.raises(ValueError, match="steps is left to the model: fit the configuration first"):
         decided(config.steps, "steps")
     assert sft(None, steps=40).values["warmup_steps"] == 4
@@ -115,6 +115,7 @@ def test_it_is_said_what_was_chosen_why_and_how_to_choose_otherwise() -> None:
     first, second = sft().lines
     assert first == "Learning rate 2e-5: all 135 M weights of a pretrained model; --learning-rate sets another."
     assert "16 conversations a step (--batch-size), 6 steps for 3 passes over 32 conversations (--steps)" in second
+    assert "1 conversation a step (--batch-size), 3 steps for 3 passes over 1 conversation (" in sft(1).lines[1]
     assert rl(lora_rank=8, max_tokens=9, micro_batch_tokens=9).lines == (
         "Learning rate 5e-5: an adapter on the 135 M weights of a pretrained model; --learning-rate sets another.",
     )

@@ -292,7 +292,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS, select
     from hrm_agent.training.metrics import NOT_FINITE, read_metrics
-    from hrm_agent.training.processes import is_first_process
+    from hrm_agent.training.processes import is_first_process, wait_for_all
     from hrm_agent.training.trackers.open import require_trackers, tracking
 
     if (folder / "model").exists() and not (folder / "checkpoints").exists():
@@ -301,15 +301,19 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     main = is_first_process()  # of those that share the batches, the one that writes
     chosen = select(config) if main and config.source and not (folder / CONVERSATIONS).is_file() else None
     require_trackers(config)
+    if not main:
+        wait_for_all()  # the first one writes the configuration that all are fitted by, and the conversations
     config, choice = fitted_sft(config, folder, chosen.report.rows if chosen is not None else None)
     with alone_in(folder) if main else nullcontext():
         taken_up = _is_taken_up(config, "train sft", folder, writes=main)
+        if taken_up and chosen is not None:
+            chosen.write(folder)
+        if main:
+            wait_for_all()
         with tracking(config, config, "train sft", folder, remark) if main else nullcontext():
             if taken_up:
-                if chosen is not None:
-                    chosen.write(folder)
-                    for line in chosen.lines():
-                        output.say(line)
+                for line in chosen.lines() if chosen is not None else ():
+                    output.say(line)
                 if main:
                     say_chosen(choice, output)
                 _fine_tune(config, folder, writes=main)
@@ -345,16 +349,14 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     from hrm_agent.training.checkpoints import Checkpoints, keep_model
     from hrm_agent.training.fitted_config import decided
     from hrm_agent.training.metrics import NOT_FINITE
-    from hrm_agent.training.sft import read_chats, train_sft, wait_for_all
+    from hrm_agent.training.sft import read_chats, train_sft
     from hrm_agent.training.trained_policy import TrainedPolicy
 
     data = folder / CONVERSATIONS if config.source else Path(config.data)
-    if config.source:
-        wait_for_all()  # the first process writes them
     conversations = read_chats(data)
     if not conversations:
         raise TaskError(f"{data} holds no conversation.", 'A line: {"messages": [...]}.')
-    config, _ = fitted_sft(config, folder, len(conversations))  # of a process that had not seen them
+    config, _ = fitted_sft(config, folder, len(conversations))  # they may have been written before the configuration
     steps = decided(config.steps, "steps")
     # In half precision an update at a small learning rate is lost in the rounding.
     policy = TrainedPolicy.load(config.policy, config.adapter, dtype="float32", device="cpu", seed=config.seed)

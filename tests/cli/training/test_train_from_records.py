@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,10 +15,13 @@ import pytest
 
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import open_store
+from hrm_agent.testing import tiny_model
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory import RewardScore, RunStatus, Scoring, Trajectory
 from tests.cli.conftest import Command
 from tests.support.graphs.scripts import Roles
+from tests.support.postgres import free_port
+from tests.support.training.english import without_defaults
 
 QUICK = ("--steps", "2", "--batch-size", "2", "--learning-rate", "3e-4", "--cooldown", "0", "--warmup-steps", "0")
 
@@ -109,6 +116,36 @@ def test_a_resumed_run_learns_from_the_same(solved: Trajectory, hrm: Command, tm
     assert refused.code == 2 and "roles" in refused.err
     (tmp_path / "runs" / "store.db").unlink()
     assert hrm("resume", "tuned").code == 0
+
+
+@pytest.mark.slow
+def test_processes_side_by_side_are_fitted_by_what_the_first_one_wrote(solved: Trajectory, tmp_path: Path) -> None:
+    """Only the first one knows the conversations, on which batches and steps depend; the other is ready before it."""
+    command = [sys.executable, "-m", "hrm_agent.cli.main", "train", "sft", "--from", "runs", "--out", "tuned"]
+    command += ["--policy", str(without_defaults(tiny_model(tmp_path / "model")))]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank},
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("1", "0")
+    ]
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=240)
+            assert rank.returncode == 0, said[-3000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    kept = tomllib.loads((tmp_path / "tuned" / "config.toml").read_text())
+    assert (kept["batch_size"], kept["steps"], kept["warmup_steps"]) == (6, 3, 1)
+    assert len(read_metrics(tmp_path / "tuned" / "metrics.jsonl")) == 3
 
 
 @pytest.mark.parametrize(
