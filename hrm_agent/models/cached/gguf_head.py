@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hrm_agent.errors import ModelError, to_install
+
+if TYPE_CHECKING:
+    from hrm_agent.models.cached.gguf_reader import HeadReader
 
 __all__ = ["GgufFacts", "check_is_gguf", "need_to_convert", "read_facts"]
 
@@ -53,48 +56,48 @@ def need_to_convert(what: str, packages: Sequence[str] = ("gguf", "torch", "tran
 
 
 def read_facts(file: Path) -> GgufFacts:
-    """Read the head of a GGUF file; about a second for each 25,000 tokens of its vocabulary. Raises `ModelError`."""
+    """Read the head of a GGUF file. Raises `ModelError` where it is none, or is damaged."""
     check_is_gguf(file)
     need_to_convert(f"The GGUF file {file}", ["gguf"])
-    import gguf
+    from hrm_agent.models.cached.gguf_reader import HeadReader
 
     try:
-        reader = gguf.GGUFReader(file)
-    except (ValueError, IndexError, KeyError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        return _facts(file, HeadReader(file))
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) as error:
         raise ModelError(
-            f"The GGUF file {file} is cut short or damaged: its {file.stat().st_size:,} bytes do not hold the tensors"
-            " that its head names.",
+            f"The GGUF file {file} is cut short or damaged: its {file.stat().st_size:,} bytes do not hold what its head"
+            f" names ({' '.join(str(error).split())[:200]}).",
             "Download it again.",
         ) from error
 
-    def said(key: str) -> Any:
-        field = reader.get_field(key)
-        return None if field is None else field.contents()
 
-    architecture = said("general.architecture")
-    if not isinstance(architecture, str):
+def _facts(file: Path, reader: HeadReader) -> GgufFacts:
+    architecture = reader.value("general.architecture", str)
+    if architecture is None:
         raise ModelError(f"The GGUF file {file} does not name its architecture.", "Use a file with a model's weights.")
-    if (said("split.count") or 1) > 1:
+    parts = reader.value("split.count", int) or 1
+    if parts > 1:
         raise ModelError(
-            f"The GGUF file {file} is one of {said('split.count')} parts.",
+            f"The GGUF file {file} is one of {parts} parts.",
             "Join them by `llama-gguf-split --merge`, and name the whole file.",
         )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     elements = Counter[str]()
     for tensor in tensors.values():
         elements[tensor.tensor_type.name] += int(tensor.n_elements)
-    scaling = said(f"{architecture}.rope.scaling.type")
+    scaling = reader.value(f"{architecture}.rope.scaling.type", str)
+    splits_like = reader.value("tokenizer.ggml.pre", str) or ""
     ropes = [name for name in tensors if name.startswith("rope_f")]  # rope_freqs, rope_factors_long, ..._short
     freqs = tensors.get("rope_freqs.weight")
     return GgufFacts(
         architecture=architecture,
-        title=said("general.name"),
-        license=said("general.license"),
+        title=reader.value("general.name", str),
+        license=reader.value("general.license", str),
         stored=elements.most_common(1)[0][0] if elements else "no tensors",
         types=frozenset(elements),
         parameters=elements.total() - sum(int(tensors[name].n_elements) for name in ropes),
-        context=said(f"{architecture}.context_length"),
-        splits_like=(said("tokenizer.ggml.pre") or "") if said("tokenizer.ggml.model") == "gpt2" else None,
+        context=reader.value(f"{architecture}.context_length", int),
+        splits_like=splits_like if reader.value("tokenizer.ggml.model", str) == "gpt2" else None,
         rope_scaling="factors" if ropes else None if scaling == "none" else scaling,
         rope_factors=None if freqs is None else tuple(map(float, freqs.data.reshape(-1))),
     )

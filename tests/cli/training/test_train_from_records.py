@@ -119,10 +119,13 @@ def test_a_resumed_run_learns_from_the_same(solved: Trajectory, hrm: Command, tm
 
 
 @pytest.mark.slow
-def test_processes_side_by_side_are_fitted_by_what_the_first_one_wrote(solved: Trajectory, tmp_path: Path) -> None:
-    """Only the first one knows the conversations, on which batches and steps depend; the other is ready before it."""
-    command = [sys.executable, "-m", "hrm_agent.cli.main", "train", "sft", "--from", "runs", "--out", "tuned"]
-    command += ["--policy", str(without_defaults(tiny_model(tmp_path / "model")))]
+def test_processes_side_by_side_are_fitted_by_what_the_first_one_wrote(
+    solved: Trajectory, hrm: Command, tmp_path: Path
+) -> None:
+    """Only the first one knows the conversations, on which batches and steps depend."""
+    words = ["train", "sft", "--from", "runs", "--policy", str(without_defaults(tiny_model(tmp_path / "model")))]
+    assert hrm(*words, "--out", "alone").code == 0
+    command = [sys.executable, "-m", "hrm_agent.cli.main", *words, "--out", "tuned"]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
     ranks = [
@@ -145,7 +148,8 @@ def test_processes_side_by_side_are_fitted_by_what_the_first_one_wrote(solved: T
             rank.kill()
     kept = tomllib.loads((tmp_path / "tuned" / "config.toml").read_text())
     assert (kept["batch_size"], kept["steps"], kept["warmup_steps"]) == (6, 3, 1)
-    assert len(read_metrics(tmp_path / "tuned" / "metrics.jsonl")) == 3
+    both, alone = (read_metrics(tmp_path / run / "metrics.jsonl") for run in ("tuned", "alone"))
+    assert [row["loss"] for row in both] == pytest.approx([row["loss"] for row in alone], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFValueType
 from langchain_core.messages import HumanMessage
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -177,6 +178,43 @@ def test_what_cannot_be_read_is_one_paragraph(
         load_policy(f"gguf:{file}")
     assert str(file) in str(caught.value) and "\n" not in str(caught.value) and caught.value.hint
     assert left_in(cache) == []
+
+
+def head(*fields: tuple[str, GGUFValueType, bytes]) -> bytes:
+    """A file of a head alone, without tensors. A field: its key, its type and the bytes of its value."""
+    named = [text(key.encode()) + struct.pack("<I", kind) + value for key, kind, value in fields]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields)) + b"".join(named) + bytes(32)
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+LLAMA = ("general.architecture", GGUFValueType.STRING, text(b"llama"))
+ARRAY = struct.pack("<IQ", GGUFValueType.ARRAY, 1)
+BYTES = struct.pack("<I", GGUFValueType.UINT8)
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (("x", GGUFValueType.ARRAY, BYTES + struct.pack("<Q", 10**6)), "it ends before byte"),
+        (("x", GGUFValueType.ARRAY, BYTES + struct.pack("<Q", 1 << 40)), "arrays of 1,099,511,627,776 items"),
+        (("x", GGUFValueType.ARRAY, struct.pack("<IQ", GGUFValueType.STRING, 10**6)), "it ends before byte"),
+        (("x", GGUFValueType.ARRAY, ARRAY * 3000), "an array of arrays"),
+        (("x", GGUFValueType.STRING, struct.pack("<Q", 1 << 63)), "it ends before byte"),
+        (("general.name", GGUFValueType.STRING, text(b"\xff")), "can't decode byte"),
+        (("general.name", GGUFValueType.UINT32, struct.pack("<I", 7)), "general.name is 7, not of type str"),
+        (("general.name", GGUFValueType.ARRAY, BYTES + struct.pack("<QB", 1, 7)), "general.name is an array"),
+        (("split.count", GGUFValueType.STRING, text(b"many")), "split.count is 'many', not of type int"),
+        (("llama.context_length", GGUFValueType.STRING, text(b"many")), "context_length is 'many'"),
+    ],
+)
+def test_a_head_that_lies_is_refused_at_once(file: Path, field: tuple[str, GGUFValueType, bytes], said: str) -> None:
+    file.write_bytes(head(LLAMA, field))
+    with pytest.raises(ModelError, match="is cut short or damaged") as caught:
+        check_model(f"gguf:{file}", load=False)
+    assert said in caught.value.message and "\n" not in str(caught.value)
 
 
 def test_the_rotary_scaling_of_llama_3_is_taken_over(file: Path) -> None:
