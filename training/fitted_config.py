@@ -162,7 +162,7 @@ def fit_sft(config: SftConfig, facts: ModelFacts, *, adapter: bool, conversation
     if config.optimizer == "muon":
         choice.take("matrix_learning_rate", lambda: _MATRIX_FACTOR * rate, "a rate of {:.2g} for matrices")
     count = conversations or 1
-    batch = config.batch_size
+    batch = config.batch_size or _BATCH
     if conversations is not None or own.batch_size is not None:
         batch = choice.take("batch_size", lambda: min(_BATCH, count), "{:,} conversation{s} a step")
     steps = config.steps

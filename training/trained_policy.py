@@ -13,11 +13,11 @@ from safetensors.torch import load_model
 from torch import nn
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.adapter_folder import on_its_base
+from hrm_agent.models.adapter_folder import on_its_base, write_codec
 from hrm_agent.models.codec.chat_template import PolicyCodec
 from hrm_agent.models.codec.opening import open_codec
 from hrm_agent.models.local.load_weights import load_for_answers
-from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
+from hrm_agent.models.model_string import CodecOptions, LoadOptions, ModelString, parse_model
 from hrm_agent.models.policy_loader import model_folder
 from hrm_agent.training.adapter import Adapter
 from hrm_agent.training.adapters_by_role import AdaptersByRole
@@ -68,9 +68,20 @@ class TrainedPolicy:
         """What is trained, and a card; of a whole model also its tokenizer and chat template."""
         if self.adapter is None:
             save_policy(self.model, self.tokenizer, folder, card)
+            write_codec(folder, self._spoken_to)
         else:
             self.adapter.save(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
+
+    @property
+    def _spoken_to(self) -> CodecOptions:
+        """Options of the codec, with the renderer by its name: `auto` finds it by the model's name on the hub."""
+        options = on_its_base(parse_model(self.name)).codec
+        if options.renderer != "auto":
+            return options
+        from renderers.base import MODEL_RENDERER_MAP
+
+        return replace(options, renderer=MODEL_RENDERER_MAP[self.tokenizer.name_or_path])
 
     def read(self, folder: Path) -> None:
         """Take the weights that `save` wrote."""
@@ -125,7 +136,9 @@ def _named(asked: ModelString, options: LoadOptions) -> str:
     base = asked.base if asked.scheme else str(Path(asked.name).resolve())
     if asked.scheme == "gguf":
         base = f"gguf:{Path(asked.name).resolve()}"
+    template = asked.codec.template
+    codec = asked.codec if template is None else replace(asked.codec, template=str(Path(template).resolve()))
     given = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
-    asked_for = {key: value for key, value in given.items() if value != getattr(usual, key)} | asked.codec.query()
+    asked_for = {key: value for key, value in given.items() if value != getattr(usual, key)} | codec.query()
     shown = [f"{key}={quote(value)}" for key, value in asked_for.items()]
     return f"{base}?{'&'.join(shown)}" if shown else base

@@ -1,8 +1,11 @@
-"""Folders that hold an adapter and no weights of a model: which model it is for, and how that is loaded.
+"""Folders that training writes: which model an adapter is for, how that is loaded, and how a model is spoken to.
 
 A training of an adapter writes PEFT's two files, which any program that knows PEFT can use, and beside them the string
 of the model that the adapter was trained on, with the type and the quantization of its weights: an adapter that was
 trained beside weights in 4 bits makes up for their rounding, and is for those.
+
+A whole model keeps the options of its model string by which it was spoken to in training: later it is spoken to in the
+same way.
 
 Where a graph's roles have adapters of their own, each is such a folder by itself, inside the one of the adapter that
 all other roles share.
@@ -17,12 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.model_string import CodecOptions, LoadOptions, ModelString, is_folder, parse_model
+from hrm_agent.models.model_string import CodecOptions, LoadOptions, ModelString, codec_options, is_folder, parse_model
 
-__all__ = ["BASE_FILE", "is_adapter_folder", "on_its_base", "rank_on_record", "roles_on_record", "write_base"]
+__all__ = [
+    "BASE_FILE",
+    "codec_on_record",
+    "is_adapter_folder",
+    "on_its_base",
+    "rank_on_record",
+    "roles_on_record",
+    "write_base",
+    "write_codec",
+]
 
 BASE_FILE = "base.json"
 """Names the model that an adapter was trained on; without it, PEFT's own file does."""
+_CODEC_FILE = "codec.json"
+"""Options by which a whole model was spoken to in training; missing where there were none."""
 _CONFIG = "adapter_config.json"
 
 
@@ -32,12 +46,14 @@ def is_adapter_folder(path: str) -> bool:
 
 
 def on_its_base(asked: ModelString) -> ModelString:
-    """The model of an adapter's folder, with the adapter on it; any other string as it is. Raises `ModelError`.
+    """The model of an adapter's folder, with the adapter on it; any other string names its own. Raises `ModelError`.
 
-    Options that the string gives come before those that the adapter was trained with.
+    Options that the string gives come before those of the training.
     """
-    if asked.scheme or not is_adapter_folder(asked.name):
+    if asked.scheme:
         return asked
+    if not is_adapter_folder(asked.name):
+        return replace(asked, codec=asked.codec.over(codec_on_record(asked.name)))
     base = parse_model(_base_of(asked.name))
     if asked.options.adapter or base.options.adapter or (not base.scheme and is_adapter_folder(base.name)):
         raise ModelError(f"{asked.text!r} is an adapter on top of another one.", "Merge one into its model by PEFT.")
@@ -48,8 +64,7 @@ def on_its_base(asked: ModelString) -> ModelString:
         if (value := getattr(asked.options, each.name)) != getattr(usual, each.name)
     }
     options = replace(base.options, **{**given, "adapter": asked.name})
-    codec = CodecOptions(**{**base.codec.query(), **asked.codec.query()})
-    return ModelString(asked.text, base.scheme, base.name, options, codec)
+    return ModelString(asked.text, base.scheme, base.name, options, asked.codec.over(base.codec))
 
 
 def rank_on_record(folder: str) -> int:
@@ -77,6 +92,23 @@ def write_base(folder: Path, model: str, roles: Sequence[str] = ()) -> None:
     """Say in an adapter's folder which model it is for, and which roles have one of their own in a subfolder."""
     said = {"model": model, **({"roles": list(roles)} if roles else {})}
     (folder / BASE_FILE).write_text(json.dumps(said) + "\n", encoding="utf-8")
+
+
+def write_codec(folder: Path, options: CodecOptions) -> None:
+    """Keep in a model's folder how it was spoken to. A template is not: the folder's tokenizer has it."""
+    if kept := replace(options, template=None).query():
+        (folder / _CODEC_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
+
+
+def codec_on_record(folder: str) -> CodecOptions:
+    """How the model in a folder was spoken to in training (empty for any other text). Raises `ModelError`."""
+    file = Path(folder, _CODEC_FILE)
+    if not file.is_file():
+        return CodecOptions()
+    try:
+        return codec_options(str(file), json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}.", "Remove it, and give the options in the string.") from error
 
 
 def _base_of(folder: str) -> str:

@@ -65,6 +65,14 @@ class CodecOptions:
         given = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in given if value is not None}
 
+    def over(self, usual: CodecOptions) -> CodecOptions:
+        """These options, and from `usual` those that they leave open; a template also takes a renderer's place."""
+        given = self.query()
+        kept = usual.query()
+        if given.keys() & {"template", "renderer"}:
+            kept = {name: value for name, value in kept.items() if name not in ("template", "renderer")}
+        return CodecOptions(**{**kept, **given})
+
 
 _VALUES = {
     "load": ("nf4", "int8"),

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_agent.errors import RunError, TaskError
+from hrm_agent.errors import ModelError, RunError, TaskError
 from hrm_agent.models.engine import TemplateMismatch
+from hrm_agent.models.policy_loader import load_codec, model_folder
 from hrm_agent.training.checkpoints import Checkpoints
+from hrm_agent.training.config_parts import AdapterPart
 from hrm_agent.training.configs import SftConfig
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.training.sft import Conversation, answer_text, read_chats, save_policy, tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
+from hrm_agent.training.trained_policy import TrainedPolicy
 
 pytestmark = pytest.mark.whole
 
@@ -122,6 +126,31 @@ def test_a_saved_policy_loads_as_it_was(tokenizer, codec, tmp_path, lessons):
     assert (tmp_path / "model.safetensors").exists()
     assert (tmp_path / "README.md").read_text() == "# A card\n"
     assert again.generation_config.eos_token_id == codec.end_of_turn
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_what_was_trained_is_spoken_to_as_in_training_from_any_folder(tmp_path, monkeypatch, lora_rank):
+    monkeypatch.chdir(tmp_path)
+    shipped = Path(model_folder("builtin:cold-start"), "chat_template.jinja").read_text()
+    Path("my.jinja").write_text("<|im_start|>system\nMine.<|im_end|>\n" + shipped)
+    asked = "builtin:cold-start?template=my.jinja&thoughts=keep&tools=prompted"
+    policy = TrainedPolicy.load(asked, AdapterPart(lora_rank=lora_rank), dtype="float32", device="cpu", seed=0)
+    saved = tmp_path / "saved"
+    policy.save(saved, "")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    messages = [SystemMessage("Be brief."), HumanMessage("What is 6 * 7?")]
+    tool = {"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}
+    written = policy.codec.encode(messages, [tool])
+    codec = load_codec(str(saved))
+    assert codec.encode(messages, [tool]) == written and "Mine." in codec.decode(written)
+    assert codec.keep_thoughts and codec.speech.tools.startswith("prompted")
+    other = load_codec(f"{saved}?tools=hermes")
+    assert other.speech.tools != codec.speech.tools and other.keep_thoughts, "an option that is given comes first"
+    damaged = saved / ("base.json" if lora_rank else "codec.json")
+    damaged.write_text("[")
+    with pytest.raises(ModelError):
+        load_codec(str(saved))
 
 
 def test_unknown_keys_are_refused():

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hrm_agent.async_bridge import BackgroundLoop
 from hrm_agent.errors import ContextLengthError, ModelError, to_install
+from hrm_agent.models.adapter_folder import codec_on_record
 from hrm_agent.models.capabilities import Capabilities, Speech
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.own_defaults import usual_answer
@@ -252,7 +253,7 @@ def _codec(address: VllmAddress, path: str) -> tuple[PolicyCodec, Callable[[str]
     from hrm_agent.models.codec.opening import load_codec_of
 
     try:
-        codec: Any = load_codec_of(path, address.codec)
+        codec: Any = load_codec_of(path, address.codec.over(codec_on_record(path)))
     except ModelError as error:
         raise ModelError(
             f"The server at {address.url} cannot be spoken to: {error.message}",
