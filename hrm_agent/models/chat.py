@@ -241,7 +241,7 @@ class _AskedSampling:
     def of(self, backend: Backend, drawn: Sampling) -> Sampling:
         """The parameters that `backend` is asked with; `drawn`: the request's, with a seed."""
         if not isinstance(backend, BaseChatModel):
-            return with_limit(drawn, backend, self.limits.lowest)
+            return with_limit(drawn, backend, self.limits.asked, self.limits.budget)
         if self.limits.asked is None or "max_tokens" in self.sent.model_fields_set:
             return self.sent
         return self.sent.model_copy(update={"max_tokens": self.limits.asked})

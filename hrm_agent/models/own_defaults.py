@@ -107,14 +107,16 @@ def usual_answer(context: int | None) -> int:
     return Sampling().max_tokens if context is None else max(1, min(context // 2, _MOST))
 
 
-def with_limit(sampling: Sampling, engine: object, asked: int | None) -> Sampling:
+def with_limit(sampling: Sampling, engine: object, asked: int | None, budget: int | None) -> Sampling:
     """The parameters by which `engine` is to sample: its model's own limit of tokens where none is set.
 
-    `asked`: a limit that the graph named in the call.
+    `asked`: a limit that the graph named in the call. `budget`: tokens that it has left.
     """
     if "max_tokens" in sampling.model_fields_set or not isinstance(engine, UsualAnswer):
         return sampling
-    limit = min(asked or engine.usual_answer, engine.usual_answer)
+    limit = asked or engine.usual_answer
+    if budget is not None:
+        limit = min(limit, budget)
     return sampling if limit == sampling.max_tokens else sampling.model_copy(update={"max_tokens": limit})
 
 

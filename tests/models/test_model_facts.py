@@ -83,7 +83,8 @@ def test_defaults_that_mean_nothing_are_refused(given: Any, said: str, tmp_path:
         (RunSettings(), {}, 2048),
         (RunSettings(), {"max_tokens": 1500}, 1500),
         (RunSettings(), {"budget": 1500}, 1500),
-        (RunSettings(), {"max_tokens": 9000}, 2048),
+        (RunSettings(), {"max_tokens": 4096}, 4096),
+        (RunSettings(), {"budget": 4096}, 2048),
         (RunSettings(), {"max_tokens": 1500, "budget": 40}, 40),
         (RunSettings(max_tokens=100), {"max_tokens": 1500}, 100),
         (RunSettings(max_tokens=4000), {"max_tokens": 3000}, 3000),
@@ -92,7 +93,7 @@ def test_defaults_that_mean_nothing_are_refused(given: Any, said: str, tmp_path:
 def test_without_a_limit_an_answer_ends_at_the_models_own_and_the_record_says_at_which(
     settings: RunSettings, own: dict[str, Any], tokens: int, store: RunStore
 ) -> None:
-    with LongAnswers(["word " * 900]) as engine:
+    with LongAnswers(["word " * 2000]) as engine:
         call = asked(store, engine, settings, **own)
         sent = engine.requests[0].sampling
     assert call.sampling is not None and call.sampling.max_tokens == sent.max_tokens == tokens
