@@ -108,7 +108,7 @@ def codec_on_record(folder: str) -> CodecOptions:
     try:
         return codec_options(str(file), json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} cannot be read: {error}.", "Remove it, and give the options in the string.") from error
+        raise ModelError(f"{file} cannot be read: {error}.", "Remove it; options can be given after ?.") from error
 
 
 def _base_of(folder: str) -> str:

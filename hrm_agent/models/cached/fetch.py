@@ -50,15 +50,14 @@ def get_model(
     one). `say` is called with each step, in words.
     """
     folder = models_cache() / model.name
-    there = read_card(folder)
-    if there is not None and source in (None, there.source):
-        if (changed := differing_file(folder, there)) is None:
-            return Fetched(folder, there, False)
-        say(f"{changed} in {folder} is not as it was written: fetching the model again")
 
     def ready() -> bool:
-        card = read_card(folder)
-        return card is not None and source in (None, card.source) and differing_file(folder, card) is None
+        there = read_card(folder)
+        if there is None or source not in (None, there.source):
+            return False
+        if (changed := differing_file(folder, there)) is not None:
+            say(f"{changed} in {folder} is not as it was written: fetching the model again")
+        return changed is None
 
     new = fill_folder(folder, lambda part: _fetch(model, source, endpoint, part, say), ready)
     card = read_card(folder)

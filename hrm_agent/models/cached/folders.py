@@ -1,8 +1,9 @@
 """Folders of the user's cache: each is whole or missing, and has a card with the sizes and hashes of its files.
 
 A folder is filled beside its place under a lock, written through to the disk, then renamed. A process that is killed
-leaves the place as it was; what it left beside it is removed by the next one. Sizes are compared at every load, since
-that costs nothing; hashes where a model is asked for again.
+leaves the place as it was, unless it ends between the two renames of a replacement: then the next one that fills the
+folder puts the former content back. That one also removes what was left beside the place. Sizes are compared at every
+load, since that costs nothing; hashes where a model is asked for again.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ def fill_folder(folder: Path, fill: Callable[[Path], Card], ready: Callable[[], 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder.parent):
+            _mend(folder)
             if ready():
                 return False
             with _empty_beside(folder) as part:
@@ -172,17 +174,27 @@ def _finish(part: Path, card: Card) -> None:
             os.fsync(written.fileno())
 
 
+def _mend(folder: Path) -> None:
+    """Undo a replacement that a process has left half done."""
+    old = _old(folder)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(folder)
+
+
 def _put(part: Path, folder: Path) -> None:
     if folder.exists():
-        old = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-        part.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        part.rename(folder)
+        folder.rename(_old(folder))
+    part.rename(folder)
+    shutil.rmtree(_old(folder), ignore_errors=True)
     opened = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def _old(folder: Path) -> Path:
+    """Place of a folder that is replaced."""
+    return folder.with_name(f".{folder.name}.old")

@@ -56,8 +56,10 @@ def folder_of_gguf(file: Path) -> Path:
         from hrm_agent.models.cached.gguf_conversion import convert_gguf
 
         made_with = convert_gguf(file, facts, part)
-        if _state_of(file) != state:
-            raise ModelError(f"The GGUF file {file} was changed while it was converted.", "Run the command again.")
+        if not file.is_file() or _state_of(file) != state:
+            raise ModelError(
+                f"The GGUF file {file} was changed or removed while it was converted.", "Run the command again."
+            )
         return Card(facts.title or file.stem, "gguf", f"{file.name}, {facts}", facts.license, made_with, digest)
 
     with told_if_slow(f"converting {file}, once; this takes up to a minute"):

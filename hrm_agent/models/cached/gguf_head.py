@@ -107,8 +107,11 @@ def check_is_gguf(file: Path) -> None:
     """Raise `ModelError` where `file` is missing or begins with other bytes than GGUF."""
     if not file.is_file():
         raise ModelError(f"There is no GGUF file {str(file)!r}.", "Write gguf:FILE with the path of a .gguf file.")
-    with file.open("rb") as opened:
-        magic = opened.read(len(_MAGIC))
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(len(_MAGIC))
+    except OSError as error:
+        raise ModelError(f"The GGUF file {file} cannot be read: {error}.", "Check its permissions.") from error
     if magic != _MAGIC:
         raise ModelError(
             f"{str(file)!r} is not a GGUF file: it does not begin with {_MAGIC.decode()}.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -86,6 +87,19 @@ def test_a_folder_that_was_changed_is_replaced(cache: Path) -> None:
     fill_folder(cache / "tiny", fill, lambda: False)
     assert left_in(cache) == ["tiny/card.json", "tiny/weights"]
     assert (cache / "tiny" / "weights").read_bytes() == b"12345"
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_a_replacement_that_was_left_half_done_is_undone(cache: Path, *, new: bool) -> None:
+    def there() -> bool:
+        return read_card(cache / "tiny") is not None
+
+    fill_folder(cache / "tiny", fill, there)
+    (cache / "tiny").rename(cache / ".tiny.old")  # a process that is killed after it, or after the next rename
+    if new:
+        shutil.copytree(cache / ".tiny.old", cache / "tiny")
+    assert not fill_folder(cache / "tiny", fill, there)
+    assert left_in(cache) == ["tiny/card.json", "tiny/weights"]
 
 
 def test_the_second_of_two_waits_and_finds_it(cache: Path) -> None:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models import policy
-from hrm_agent.models.cached import gguf_file, gguf_head
+from hrm_agent.models.cached import gguf_conversion, gguf_file, gguf_head
 from hrm_agent.models.cached.gguf_file import converted_folder, folder_of_gguf
 from hrm_agent.models.cached.gguf_head import read_facts
 from hrm_agent.models.checking import check_model
@@ -130,6 +130,16 @@ def test_a_conversion_that_was_damaged_is_made_again(file: Path) -> None:
     (folder / "tokenizer.json").unlink()
     assert converted_folder(file) is None
     assert folder_of_gguf(file) == folder and (folder / "tokenizer.json").is_file()
+
+
+def test_a_file_that_is_gone_during_its_conversion_is_named(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(file)
+    monkeypatch.setattr(gguf_conversion, "convert_gguf", lambda *_: file.unlink())
+    with pytest.raises(ModelError, match="was changed or removed while it was converted"):
+        folder_of_gguf(file)
+    assert left_in(cache) == []
 
 
 def nothing(file: Path) -> None:
