@@ -45,7 +45,7 @@ class ModelFacts:
 def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
     """Facts of a model that is to be trained, or of the one under an `adapter`; no weights are read.
 
-    Raises `ModelError` for a model that cannot be trained.
+    A GGUF file is converted if it has to be (`to_be_converted`). Raises `ModelError` for a model that cannot be trained.
     """
     folder = model_folder(name, adapter=adapter)
     path = Path(folder, "config.json")

@@ -25,7 +25,7 @@ from pathlib import Path
 from hrm_agent.async_bridge import may_block
 from hrm_agent.errors import ModelError, nearest, to_install
 from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base, rank_on_record
-from hrm_agent.models.cached.gguf_file import folder_of_gguf
+from hrm_agent.models.cached.gguf_file import converted_folder, folder_of_gguf
 from hrm_agent.models.cached.known import KNOWN_MODELS, fetched_folder
 from hrm_agent.models.current_policy import DEFAULT_POLICY, Backend
 from hrm_agent.models.engine import Codec
@@ -41,6 +41,7 @@ __all__ = [
     "loaded_policy",
     "local_folder",
     "model_folder",
+    "to_be_converted",
     "trainable_weights",
 ]
 
@@ -118,6 +119,12 @@ def load_codec(name: str) -> Codec:
     from hrm_agent.models.codec.opening import load_codec_of
 
     return load_codec_of(folder, whole.codec)
+
+
+def to_be_converted(name: str) -> bool:
+    """Loading it first converts a GGUF file, which takes a minute and gigabytes. Raises `ModelError`."""
+    whole = on_its_base(parse_model(name))
+    return whole.scheme == "gguf" and converted_folder(Path(whole.name)) is None
 
 
 def model_folder(name: str, *, adapter: bool = False) -> str:

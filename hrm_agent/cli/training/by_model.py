@@ -10,6 +10,7 @@ from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.config import CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import HrmError
 from hrm_agent.models.model_facts import facts_of
+from hrm_agent.models.policy_loader import to_be_converted
 from hrm_agent.models.slow_start import told_if_slow
 
 if TYPE_CHECKING:
@@ -71,15 +72,17 @@ def fitted_demo(config: DemoConfig, folder: Path) -> tuple[DemoConfig, Fitted]:
 def shown_rl(config: GrpoConfig, folder: Path | None) -> GrpoConfig:
     """The configuration as a dry run shows it: what cannot be chosen yet stays open."""
     with suppress(HrmError):
-        return fitted_rl(config, folder)[0]
+        if not to_be_converted(config.policy):
+            return fitted_rl(config, folder)[0]
     return config
 
 
 def shown_sft(config: FineTuneConfig, folder: Path | None) -> FineTuneConfig:
     """The configuration as a dry run shows it: what cannot be chosen yet stays open."""
+    known = config if Path(config.data).is_file() else config.model_copy(update={"data": ""})
     with suppress(HrmError):
-        known = config if Path(config.data).is_file() else config.model_copy(update={"data": ""})
-        return fitted_sft(known, folder)[0].model_copy(update={"data": config.data})
+        if not to_be_converted(config.policy):
+            return fitted_sft(known, folder)[0].model_copy(update={"data": config.data})
     return config
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.models.cached.gguf_file import folder_of_gguf
 from hrm_agent.testing import tiny_model
 from tests.cli.conftest import Command
+from tests.support.models.gguf_files import write_gguf
 from tests.support.training.english import without_defaults, write_conversations
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -70,6 +72,17 @@ def test_a_dry_run_shows_what_the_built_in_policies_bring_along(kind: str, hrm: 
     assert found == (5e-4 if kind == "rl" else 3e-3) and shown.get("steps") == (30 if kind == "rl" else 400)
     unknown = tomllib.loads(hrm("train", kind, "--policy", "no-such-folder", "--dry-run").out)
     assert unknown.get("optim", unknown)["learning_rate"] == "none"
+
+
+@pytest.mark.parametrize("kind", ["rl", "sft"])
+def test_a_dry_run_converts_no_gguf_file(kind: str, hrm: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").resolve()))
+    write_gguf(Path("tiny.gguf"))
+    shown = tomllib.loads(hrm("train", kind, "--policy", "gguf:tiny.gguf", "--dry-run").out)
+    assert shown.get("optim", shown)["learning_rate"] == "none" and not Path("cache").exists()
+    folder_of_gguf(Path("tiny.gguf"))
+    shown = tomllib.loads(hrm("train", kind, "--policy", "gguf:tiny.gguf", "--dry-run").out)
+    assert shown.get("optim", shown)["learning_rate"] == {"rl": 5e-6, "sft": 2e-5}[kind]
 
 
 @pytest.mark.parametrize(("kind", "keys"), [("rl", 3), ("sft", 6)])
