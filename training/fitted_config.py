@@ -226,7 +226,7 @@ def _usual_rate(kind: str, facts: ModelFacts, own: float | None, *, adapter: boo
 
 def _micro_batch(facts: ModelFacts, most: int) -> int:
     """Tokens of a micro-batch: a power of two that its memory holds, at most `most`."""
-    size = facts.measure().bytes_per_token
+    size = facts.measure().training_bytes_per_token
     fitting = most if size is None else _MICRO_BATCH_BYTES // size
     return min(most, max(_LEAST_MICRO_BATCH, 1 << max(0, fitting.bit_length() - 1)))
 

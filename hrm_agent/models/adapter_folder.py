@@ -103,7 +103,7 @@ def write_codec(folder: Path, options: CodecOptions) -> None:
 def codec_on_record(folder: str) -> CodecOptions:
     """How the model in a folder was spoken to in training (empty for any other text). Raises `ModelError`."""
     file = Path(folder, _CODEC_FILE)
-    if not file.is_file():
+    if not is_folder(folder) or not file.is_file():
         return CodecOptions()
     try:
         return codec_options(str(file), json.loads(file.read_text(encoding="utf-8")))

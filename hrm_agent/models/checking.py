@@ -27,7 +27,7 @@ from hrm_agent.models.capabilities import Capabilities, Lack, Speech
 from hrm_agent.models.current_policy import Backend
 from hrm_agent.models.engine import Engine, GenerationRequest
 from hrm_agent.models.model_string import LoadOptions, ModelString, parse_model
-from hrm_agent.models.policy_loader import load_codec, load_policy, local_folder, trainable_weights
+from hrm_agent.models.policy_loader import load_codec, load_policy, local_folder, to_be_converted, trainable_weights
 from hrm_agent.models.vllm.server import parse_address
 from hrm_agent.trajectory import LogprobKind, Sampling
 
@@ -68,16 +68,17 @@ def check_model(text: str, *, load: bool = True) -> ModelCheck:
     """What the model behind `text` can do. Raises `ModelError` where it cannot be had at all."""
     asked = parse_model(text)
     if not load:
-        read = _read(asked)
+        head = _head(asked)
+        read = _read(asked, head)
         by_adapter = not read.trainable and _takes_adapter(text)
-        return ModelCheck(text, False, read, trained_by_adapter=by_adapter, origin=_origin(asked))
+        return ModelCheck(text, False, read, trained_by_adapter=by_adapter, origin=_origin(asked, head))
     begun = time.monotonic()
     backend = load_policy(text)
     seconds = time.monotonic() - begun
     told = _told(backend, asked)
     answer = _ask(backend) if told.token_ids and told.kind != "scripted" else None
     by_adapter = not told.trainable and _takes_adapter(text)
-    return ModelCheck(text, True, told, seconds, answer, by_adapter, _origin(asked))
+    return ModelCheck(text, True, told, seconds, answer, by_adapter, _origin(asked, None))
 
 
 def _takes_adapter(text: str) -> bool:
@@ -86,21 +87,22 @@ def _takes_adapter(text: str) -> bool:
     return False
 
 
-def _origin(asked: ModelString) -> str | None:
+def _head(asked: ModelString) -> GgufFacts | None:
+    """Head of a GGUF file that was not converted yet (None for another model, or without the package gguf)."""
+    if not asked.local or not to_be_converted(asked.text) or find_spec("gguf") is None:
+        return None
+    return read_facts(Path(on_its_base(asked).name))
+
+
+def _origin(asked: ModelString, head: GgufFacts | None) -> str | None:
+    if head is not None:
+        return f"GGUF file: {head}; not converted yet"
     asked = on_its_base(asked) if asked.local else asked
     if asked.scheme not in ("fetched", "gguf"):
         return None
     folder = fetched_folder(asked.name) if asked.scheme == "fetched" else converted_folder(Path(asked.name))
     card = None if folder is None else read_card(folder)
-    if card is not None:
-        return f"{card.title} ({card.origin}), in {folder}"
-    facts = _gguf_facts(asked)
-    return None if facts is None else f"GGUF file: {facts}; not converted yet"
-
-
-def _gguf_facts(asked: ModelString) -> GgufFacts | None:
-    """Head of a GGUF file (None without the package that reads it)."""
-    return read_facts(Path(asked.name)) if find_spec("gguf") else None
+    return None if card is None else f"{card.title} ({card.origin}), in {folder}"
 
 
 def _told(backend: Backend, asked: ModelString) -> Capabilities:
@@ -121,9 +123,9 @@ def _ask(backend: Any) -> str:
     return engine.codec.decode(engine.submit(request).result().token_ids)
 
 
-def _read(asked: ModelString) -> Capabilities:
+def _read(asked: ModelString, head: GgufFacts | None) -> Capabilities:
     if asked.local:
-        return _local(asked)
+        return _local(asked, head)
     if asked.scheme not in ("vllm", "scripted"):
         backend = load_policy(asked.text)  # a provider's client: nothing is loaded, and nobody asked
         return _told(backend, asked)
@@ -146,16 +148,20 @@ def _without_loading(asked: ModelString) -> Capabilities:
     )
 
 
-def _local(asked: ModelString) -> Capabilities:
+def _local(asked: ModelString, head: GgufFacts | None) -> Capabilities:
+    converts = to_be_converted(asked.text)
     asked = on_its_base(asked)
     options = asked.options
     needed = {"torch", "transformers", "llguidance"}
     needed |= {"bitsandbytes"} if options.load else set()
     needed |= {"peft"} if options.adapter else set()
-    needed |= {"gguf"} if asked.scheme == "gguf" and converted_folder(Path(asked.name)) is None else set()
-    longest, parameters = _sizes(asked)
-    loaded = asked.scheme != "gguf" and Path(local_folder(asked)).is_dir() and find_spec("transformers") is not None
-    speech = _speech(asked) if loaded else None
+    needed |= {"gguf"} if converts else set()
+    folder = None if converts else Path(local_folder(asked))
+    known: dict[str, Any] = {}
+    speech = None
+    if folder is not None and folder.is_dir():
+        known = _configuration(folder)
+        speech = _speech(asked) if find_spec("transformers") is not None else None
     return Capabilities(
         kind="transformers",
         tools=None if speech is None else not any(fault.about_tools for fault in speech.faults),
@@ -167,8 +173,8 @@ def _local(asked: ModelString) -> Capabilities:
         quantized=options.load,
         dtype=None if options.dtype == "auto" else options.dtype,
         device=None if options.device == "auto" else options.device,
-        max_length=longest,
-        parameters=parameters,
+        max_length=known.get("max_position_embeddings") if head is None else head.context,
+        parameters=None if head is None else head.parameters,
         speech=speech,
         lacks=tuple(_lack(*row) for row in _PACKAGES if row[0] in needed and find_spec(row[0]) is None),
     )
@@ -177,15 +183,6 @@ def _local(asked: ModelString) -> Capabilities:
 def _speech(asked: ModelString) -> Speech | None:
     """Read the tokenizer of a model of this machine, and no weights."""
     return getattr(load_codec(asked.text), "speech", None)
-
-
-def _sizes(asked: ModelString) -> tuple[int | None, int | None]:
-    """Longest conversation and number of parameters, as far as they can be read without the weights."""
-    if asked.scheme == "gguf" and (facts := _gguf_facts(asked)) is not None:
-        return facts.context, facts.parameters
-    folder = None if asked.scheme == "gguf" else Path(local_folder(asked))
-    known = _configuration(folder) if folder is not None and folder.is_dir() else {}
-    return known.get("max_position_embeddings"), None
 
 
 def _configuration(folder: Path) -> dict[str, Any]:

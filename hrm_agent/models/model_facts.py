@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ class ModelSize:
     """Number of weights."""
     context: int | None = None
     """Tokens that the model takes, answer included."""
-    bytes_per_token: int | None = None
+    training_bytes_per_token: int | None = None
     """Memory that a token of a micro-batch takes in a training, roughly."""
 
 
@@ -45,20 +45,21 @@ class ModelFacts:
 def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
     """Facts of a model that is to be trained, or of the one under an `adapter`; no weights are read.
 
-    A GGUF file is converted if it has to be (`to_be_converted`). Raises `ModelError` for a model that cannot be trained.
+    A GGUF file is converted if it has to be (`to_be_converted`).
+    Raises `ModelError` for a model that cannot be trained.
     """
     folder = model_folder(name, adapter=adapter)
     path = Path(folder, "config.json")
     if not Path(folder).is_dir():
         config = _hub_config(folder)
         own = own_defaults({OWN_KEY: getattr(config, OWN_KEY, None)}, name)
-        return ModelFacts(own, partial(_measured, config))
+        return ModelFacts(own, cache(partial(_measured, config)))
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # said better where the model is loaded
         read = {}
     own = own_defaults(cast("dict[str, Any]", read) if isinstance(read, dict) else {}, name)
-    return ModelFacts(own, lambda: _measured(_hub_config(folder)))
+    return ModelFacts(own, cache(lambda: _measured(_hub_config(folder))))
 
 
 def facts_of_loaded(model: Any) -> ModelFacts:
@@ -99,10 +100,12 @@ def _size_of(model: Any) -> ModelSize:
         context = longest_conversation(model)
     except (AttributeError, TypeError):  # an architecture without positions
         context = None
-    return ModelSize(int(model.num_parameters()) - adapters, context, _bytes_per_token(model.config.get_text_config()))
+    return ModelSize(
+        int(model.num_parameters()) - adapters, context, _training_bytes_per_token(model.config.get_text_config())
+    )
 
 
-def _bytes_per_token(config: Any) -> int | None:
+def _training_bytes_per_token(config: Any) -> int | None:
     """Single precision of what layers keep for the backward pass, and of the logits with their gradient."""
     try:
         width = int(config.hidden_size)

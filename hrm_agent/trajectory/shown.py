@@ -74,10 +74,7 @@ def thoughts_of(message: Mapping[str, Any]) -> str | None:
     """
     extra = _table(message.get("additional_kwargs"))
     for field in _FIELDS:
-        kept = extra.get(field)
-        if isinstance(kept, str):
-            return kept
-        if found := _thought(kept):
+        if found := _thought(extra.get(field)):
             return found
     content = message.get("content")
     blocks = cast("list[Any]", content) if isinstance(content, list) else []

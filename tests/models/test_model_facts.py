@@ -57,6 +57,7 @@ def test_a_model_of_any_other_folder_is_measured_and_brings_none(tmp_path: Path)
     folder = without_defaults(tiny_model(tmp_path / "model", max_position_embeddings=600))
     facts = facts_of(str(folder))
     assert facts.own.model_dump(exclude_none=True) == {"run": {}, "train_rl": {}, "train_sft": {}}
+    assert facts.measure() is facts.measure(), "a model is built once for it"
     engine = load_engine(str(folder), name="m")
     with engine:
         assert engine.usual_answer == facts.answer == 300 == facts.measure().context // 2  # type: ignore[operator]

@@ -260,6 +260,8 @@ def test_a_check_says_what_it_is(file: Path, cache: Path, monkeypatch: pytest.Mo
     found = check_model(f"gguf:{file}")
     assert found.capabilities.parameters == facts.parameters and found.capabilities.trainable
     assert found.origin is not None and found.origin.startswith("Tiny (tiny.gguf, llama, ")
+    again = check_model(f"gguf:{file}", load=False)
+    assert again.origin == found.origin and again.capabilities.speech == found.capabilities.speech is not None
     monkeypatch.setattr("hrm_agent.models.checking.find_spec", lambda name: None if name == "gguf" else object())
     shutil.rmtree(cache)
     assert [lack.what for lack in check_model(f"gguf:{file}", load=False).capabilities.lacks] == ["GGUF files"]
