@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
+from hrm_agent.models.cached.downloads import reach_hub
 from hrm_agent.models.own_defaults import OWN_KEY, OwnDefaults, own_defaults, usual_answer
 from hrm_agent.models.policy_loader import model_folder
 
@@ -51,6 +52,7 @@ def facts_of(name: str, *, adapter: bool = False) -> ModelFacts:
     folder = model_folder(name, adapter=adapter)
     path = Path(folder, "config.json")
     if not Path(folder).is_dir():
+        reach_hub(folder)
         config = _hub_config(folder)
         own = own_defaults({OWN_KEY: getattr(config, OWN_KEY, None)}, name)
         return ModelFacts(own, cache(partial(_measured, config)))

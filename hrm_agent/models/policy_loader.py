@@ -116,8 +116,10 @@ def load_codec(name: str) -> Codec:
     folder = local_folder(whole)
     if find_spec("transformers") is None:
         raise ModelError(f"The tokenizer of {name!r} needs transformers.", f"Run `{to_install('train')}`.")
+    from hrm_agent.models.cached.downloads import reach_hub
     from hrm_agent.models.codec.opening import load_codec_of
 
+    reach_hub(folder)
     return load_codec_of(folder, whole.codec)
 
 

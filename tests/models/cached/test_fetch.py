@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType
@@ -17,9 +18,11 @@ from hrm_agent.models.cached.downloads import SourceUnreachableError
 from hrm_agent.models.cached.fetch import get_model
 from hrm_agent.models.cached.folders import FileFacts
 from hrm_agent.models.cached.known import HubFiles, KnownModel, WheelFile, fetched_folder
+from hrm_agent.models.model_facts import facts_of
+from hrm_agent.models.policy_loader import load_codec, load_policy
 from tests.models.cached.conftest import left_in
 from tests.support.models.gguf_files import write_gguf
-from tests.support.models.sources import SourceStub, facts_of, serving, write_wheel
+from tests.support.models.sources import SourceStub, file_facts, serving, write_wheel
 
 CLOSED = "http://127.0.0.1:1"
 """A hub that nobody can reach."""
@@ -52,8 +55,8 @@ def model(stub: SourceStub, tmp_path: Path) -> KnownModel:
         title="Tiny",
         license="Apache-2.0",
         about="a test",
-        hub=HubFiles("maker/tiny", "abc123", {name: facts_of(content) for name, content in FILES.items()}),
-        wheel=WheelFile("tiny-wheel", "0.1.2", facts_of(wheel.read_bytes()), "tiny_wheel/tiny.gguf"),
+        hub=HubFiles("maker/tiny", "abc123", {name: file_facts(content) for name, content in FILES.items()}),
+        wheel=WheelFile("tiny-wheel", "0.1.2", file_facts(wheel.read_bytes()), "tiny_wheel/tiny.gguf"),
     )
 
 
@@ -160,6 +163,17 @@ def test_without_gguf_the_wheel_is_not_downloaded(
 def test_what_was_not_fetched_says_how() -> None:
     with pytest.raises(ModelError, match="Run `hrm-agent models get tiny-1m`"):
         fetched_folder("tiny-1m")
+
+
+@pytest.mark.parametrize("use", [load_policy, load_codec, facts_of])
+def test_a_hub_that_cannot_be_reached_is_one_paragraph(
+    use: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", CLOSED)
+    with pytest.raises(SourceUnreachableError, match=r"The Hugging Face hub cannot be reached .*/no/such-model"):
+        use("hf:no/such-model")
+    assert caplog.messages == []
 
 
 def test_the_hub_is_given_little_time() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hrm_agent.models.cached.folders import FileFacts
 
-__all__ = ["SourceStub", "facts_of", "serving", "write_wheel"]
+__all__ = ["SourceStub", "file_facts", "serving", "write_wheel"]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class SourceStub:
         self.given |= {f"/simple/{distribution}/": link.encode(), f"/files/{wheel.name}": wheel.read_bytes()}
 
 
-def facts_of(content: bytes) -> FileFacts:
+def file_facts(content: bytes) -> FileFacts:
     return FileFacts(len(content), hashlib.sha256(content).hexdigest())
 
 
