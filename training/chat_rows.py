@@ -158,8 +158,9 @@ def _apart(given: Fields, content: Any, place: str) -> tuple[str, Any]:
     """Thoughts of an answer, and its content without them."""
     fields = [key for key in _THOUGHTS if key in given]
     stated = given[fields[0]] if fields else ""
-    if any(given[key] != stated for key in fields):  # servers send one text under two names
-        raise ValueError(f"{place} has other thoughts in {fields[0]} than in {fields[1]}")
+    others = [key for key in fields if given[key] != stated]  # servers send one text under two names
+    if others:
+        raise ValueError(f"{place} has other thoughts in {fields[0]} than in {others[0]}")
     parts = cast("list[Any]", content) if isinstance(content, list) else []
     marked = [part for part in parts if isinstance(part, dict) and part.get("type") in _THOUGHTS]
     found = thoughts_of({"content": marked}) or ""

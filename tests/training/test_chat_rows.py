@@ -109,6 +109,10 @@ def test_tools_in_many_forms(tmp_path: Path, tools: Any) -> None:
             r"messages\[1\] has other thoughts in reasoning_content than in thinking",
         ),
         (
+            {"messages": [ASKED, SAID | {"reasoning_content": "so", "reasoning": "so", "thinking": "or so"}]},
+            r"messages\[1\] has other thoughts in reasoning_content than in thinking",
+        ),
+        (
             {"messages": [ASKED, SAID | {"thinking": "so", "content": [{"type": "thinking", "thinking": "so"}]}]},
             r"messages\[1\] has thoughts in a field and in its content",
         ),

@@ -7,6 +7,8 @@ where that is known, and a file is refused where it is not.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -46,11 +48,36 @@ def convert_gguf(file: Path, facts: GgufFacts, folder: Path) -> dict[str, str]:
 
     Weights in blocks become float32, which holds them exactly; others keep their type. Raises `ModelError`.
     """
+    with _quiet():
+        tokenizer, model = _unpacked(file, facts)
+        _put_rope(file, facts, model.config)
+        _put_split(file, facts, tokenizer)
+        _save(model, folder)
+        tokenizer.save_pretrained(folder)
+    return {"hrm-agent": __version__, "transformers": transformers.__version__}
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Within the block the library draws no bars, and leaves reports to the errors here."""
     logging = _library.utils.logging
+    bars = logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    drawn_by = _unpacking.tqdm
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     _unpacking.tqdm = partial(tqdm, disable=True)  # it draws a bar whatever the library was told
-    told = logging.get_verbosity()
-    logging.set_verbosity_error()  # what is missing is an error here, said once
+    try:
+        yield
+    finally:
+        _unpacking.tqdm = drawn_by
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _unpacked(file: Path, facts: GgufFacts) -> tuple[Any, Any]:
+    """Tokenizer and model as transformers reads them. Raises `ModelError`."""
     try:
         tokenizer = _library.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
         model, loaded = _library.AutoModelForCausalLM.from_pretrained(
@@ -58,16 +85,10 @@ def convert_gguf(file: Path, facts: GgufFacts, folder: Path) -> dict[str, str]:
         )
     except Exception as error:  # whatever the file made the library raise
         raise _refusal(file, facts, " ".join(str(error).split()).partition(". ")[0][:300].rstrip(".")) from error
-    finally:
-        logging.set_verbosity(told)
     if loaded["missing_keys"]:
         missing = sorted(loaded["missing_keys"])
         raise _refusal(file, facts, f"{len(missing)} tensors are missing, {missing[0]} for example")
-    _put_rope(file, facts, model.config)
-    _put_split(file, facts, tokenizer)
-    _save(model, folder)
-    tokenizer.save_pretrained(folder)
-    return {"hrm-agent": __version__, "transformers": transformers.__version__}
+    return tokenizer, model
 
 
 def _refusal(file: Path, facts: GgufFacts, why: str) -> ModelError:

@@ -17,7 +17,8 @@ import torch
 from gguf import GGMLQuantizationType, GGUFValueType
 from langchain_core.messages import HumanMessage
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
+from transformers.utils import logging as transformers_logging
 
 from hrm_agent.errors import ModelError, to_install
 from hrm_agent.models import policy
@@ -107,7 +108,10 @@ def test_it_answers_in_its_own_tokens(file: Path) -> None:
 
 def test_a_file_is_converted_once(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_gguf(file)
+    transformers_logging.enable_progress_bar()
+    bar = modeling_gguf_pytorch_utils.tqdm
     folder = folder_of_gguf(file)
+    assert transformers_logging.is_progress_bar_enabled() and modeling_gguf_pytorch_utils.tqdm is bar
     assert converted_folder(file) == folder
     monkeypatch.setattr(gguf_file, "read_facts", lambda file: pytest.fail("it was read again"))
     assert folder_of_gguf(file) == folder
