@@ -119,9 +119,9 @@ def _cold_start(folder: Path, tell: OnProgress) -> str:
     from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
 
     out = folder / "cold-start"
-    of = decided(COLD_START.steps, "steps")
+    steps = decided(COLD_START.steps, "steps")
     if not (out / "README.md").exists():  # the card is written last
-        build_cold_start(out, progress=lambda row: tell("cold_start", int(row["step"]), of, row))
+        build_cold_start(out, progress=lambda row: tell("cold_start", int(row["step"]), steps, row))
     return str(out)
 
 

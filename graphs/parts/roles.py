@@ -1,4 +1,4 @@
-"""What a role of an agent is, and how it is asked.
+"""Roles of an agent, and how they are asked.
 
 A role is a system turn, the form of its answers, and the sampling that suits it. `ask_role` puts one request to it. An
 answer that cannot be parsed is shown to the model once more, with the parse error; if the second cannot be parsed
@@ -83,7 +83,7 @@ class RoleReply(Generic[Answer]):
     messages: tuple[AIMessage, ...] = ()
     """Its answers as they were sampled; two, if the first could not be read."""
     complaint: str = ""
-    """What was wrong with the last one."""
+    """Error in the last one."""
     context_full: bool = False
     """The conversation no longer fitted into the model's context window."""
 
@@ -103,8 +103,9 @@ async def ask_role(
     for _ in range(options.calls):
         answers = tuple(turn for turn in turns if isinstance(turn, AIMessage))
         spent = sampled_tokens(answers)
-        asked, budget = (limit and limit - spent for limit in (role.max_tokens, options.max_tokens))
-        if min((limit for limit in (asked, budget) if limit is not None), default=1) < 1:
+        asked = _left(role.max_tokens, spent)
+        budget = _left(options.max_tokens, spent)
+        if any(left is not None and left < 1 for left in (asked, budget)):
             break
         try:
             answer = await _model(role, options, asked, budget).ainvoke(turns)
@@ -116,6 +117,10 @@ async def ask_role(
             complaint = str(error)[:MAX_COMPLAINT]
         turns += [answer, HumanMessage(f"This cannot be used: {complaint}\nAnswer again, in the form asked for.")]
     return RoleReply(None, tuple(turn for turn in turns if isinstance(turn, AIMessage)), complaint)
+
+
+def _left(limit: int | None, spent: int) -> int | None:
+    return None if limit is None else limit - spent
 
 
 def _model(role: Role[Any], options: CallOptions, max_tokens: int | None, budget: int | None) -> Any:

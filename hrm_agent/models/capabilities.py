@@ -1,4 +1,4 @@
-"""What a model can do, in terms of graphs, records and trainers.
+"""Capabilities of a model, in terms of graphs, records and trainers.
 
 Whoever stands behind a model string says it of itself, so that `hrm-agent models check` and whoever else
 asks need not know one engine from another. What is missing comes with what to do about it, best a command.
@@ -53,16 +53,16 @@ class Speech:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What one model can do."""
+    """Capabilities of one model."""
 
     kind: str
-    """What stands behind it: `transformers`, `vllm`, `scripted` or `hosted`."""
+    """Kind of its engine: `transformers`, `vllm`, `scripted` or `hosted`."""
     tools: bool | None
     """It can be offered tools (None where that is not known before it is loaded)."""
     token_ids: bool
     """The record holds the exact tokens."""
     logprobs: LogprobKind
-    """Of which distribution its log-probs are; NONE if it gives none."""
+    """Distribution that its log-probs are of (NONE if it gives none)."""
     streaming: bool
     """Text is shown while it is sampled."""
     structured: bool
@@ -80,8 +80,8 @@ class Capabilities:
     parameters: int | None = None
     """Number of parameters; None if not known."""
     memory_bytes: int | None = None
-    """Of the weights, where they are in this process."""
+    """Size of the weights (None unless they are in this process)."""
     speech: Speech | None = None
     """Way of speaking to it, as a test of its chat template showed (None where there is no template here)."""
     lacks: tuple[Lack, ...] = field(default=())
-    """What is missing and could be had."""
+    """Capabilities that are missing and could be had."""

@@ -1,4 +1,4 @@
-"""What stands behind a model string: said by the model itself once it is loaded, or read from the string alone.
+"""Check of a model string: what the model says once it is loaded, or what can be read without its weights.
 
 Weights that are loaded here, and a server's, are asked for a few tokens, since a model that loads may still not answer.
 A hosted model is not asked: that costs its owner money.
@@ -46,14 +46,14 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """What a check came to."""
+    """Result of a check."""
 
     model: str
     """The model string that was checked."""
     loaded: bool
     """False where only the string was read."""
     capabilities: Capabilities
-    """What the model can do."""
+    """Capabilities of the model."""
     load_seconds: float | None = None
     """Time that loading took; None where only the string was read."""
     answer: str | None = None
@@ -65,7 +65,7 @@ class ModelCheck:
 
 
 def check_model(text: str, *, load: bool = True) -> ModelCheck:
-    """What the model behind `text` can do. Raises `ModelError` where it cannot be had at all."""
+    """Check the model behind `text`. Raises `ModelError` where it cannot be had at all."""
     asked = parse_model(text)
     if not load:
         head = _head(asked)

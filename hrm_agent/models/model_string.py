@@ -61,7 +61,7 @@ class CodecOptions:
             )
 
     def query(self) -> dict[str, str]:
-        """What was given, as options of a model string."""
+        """Options that were given, as a model string has them."""
         given = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in given if value is not None}
 

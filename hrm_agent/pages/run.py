@@ -163,7 +163,7 @@ def _call(trajectory: Trajectory, call: Call, credit: str | None, outcomes: Mapp
 
 
 def _thoughts(call: Call) -> Html | None:
-    """What the model thought, closed at first."""
+    """Thoughts of the model in a block that is closed at first."""
     thoughts = (thoughts_of(call.response) or "").strip()
     summary = element("summary", f"Thoughts, {len(thoughts):,} characters")
     return element("details", summary, element("pre", cut(thoughts))) if thoughts else None

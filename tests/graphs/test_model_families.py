@@ -68,7 +68,7 @@ def sampled(call: Call) -> list[int]:
 
 
 def inserted(codec: ChatTemplateCodec, call: Call) -> str:
-    """What the model was shown before it answered."""
+    """Text that the model was shown before it answered."""
     ids = [token for token, own in zip(call.token_ids, call.mask, strict=True) if not own]
     return codec.tokenizer.decode(ids, skip_special_tokens=False)
 

@@ -17,7 +17,7 @@ NAME = "smollm2-135m"
 
 
 def missing() -> str:
-    """What to do where the model is not in the cache; empty where it is there."""
+    """Way to get the model into the cache (empty where it is there)."""
     try:
         fetched_folder(NAME)
     except HrmError as error:

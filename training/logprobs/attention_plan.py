@@ -71,7 +71,7 @@ class _Job:
     own: tuple[int, int]
     """The interval that they are in."""
     prefix: Intervals
-    """Those before it that it sees."""
+    """Tokens before that interval that it sees."""
 
     @property
     def before(self) -> int:

@@ -191,7 +191,7 @@ def _attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What the model's layers call; [1, heads, tokens, head size] each."""
+    """Attention function of the model's layers; [1, heads, tokens, head size] each."""
     if paths is None:
         raise _refusal(f"{type(module).__name__} is not told of the paths")
     _refuse_options(module, dropout, options)

@@ -26,7 +26,15 @@ from transformers.modeling_utils import AttentionInterface
 
 from hrm_agent.models.local.kv_cache import LayerKeys
 
-__all__ = ["AttentionSurvey", "LayerAttention", "register_attention", "survey", "unknown_arguments", "window_of"]
+__all__ = [
+    "AttentionCall",
+    "AttentionSurvey",
+    "LayerAttention",
+    "register_attention",
+    "survey",
+    "unknown_arguments",
+    "window_of",
+]
 
 _KNOWN = {
     *("cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits"),
@@ -41,6 +49,26 @@ _AT = 3
 _ALIKE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
 _ALIKE_EXACT = 1e-3
 """Largest difference of two logits that are to be the same, over their spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One call of attention by a layer of a model."""
+
+    module: Any
+    """The layer's attention module."""
+    query: Tensor
+    """[1, heads, tokens, head size]"""
+    key: Tensor
+    """[1, key heads, tokens, head size]"""
+    value: Tensor
+    """[1, key heads, tokens, value size]"""
+    mask: Tensor | None
+    """Stand-in that `window_of` reads (None: all before it are seen)."""
+    scale: float | None
+    """Factor of the scores (None: one over the root of the size of a head)."""
+    options: Mapping[str, Any]
+    """Other arguments, such as sinks (`s_aux`) and bounds of the scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +150,11 @@ class _Notes:
         self.dtype = torch.float32
         self.objection: str | None = None
 
-    def attend(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scale: float | None,
-        options: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Note one call; [1, tokens, heads, value size], of each token a function of itself."""
-        del scale
+        module: Any = call.module
+        query, key, value = call.query, call.key, call.value
+        options = call.options
         kind = type(module).__name__
         if unknown := unknown_arguments(options):
             self._object(f"{kind} asks for {', '.join(unknown)} in attention")
@@ -141,10 +162,10 @@ class _Notes:
             self._object(f"{kind} is not causal")
         window = None
         try:
-            window = window_of(mask)
+            window = window_of(call.mask)
         except ValueError:
             self._object(f"{kind} has a mask that is neither causal nor a sliding window")
-        number: Any = getattr(module, "layer_idx", None)
+        number = getattr(module, "layer_idx", None)
         if not isinstance(number, int) or number in self.layers:
             self._object(f"{kind} attends more than once a layer")
             number = len(self.layers)

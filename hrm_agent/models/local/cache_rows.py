@@ -247,7 +247,8 @@ class Rows:
         inside_FL = offsets_L < fed_F[:, None]
         gather_FL = np.where(inside_FL, starts_F[:, None] + offsets_L, 0)
         device = self.pool.shape.device
-        gather, scatter = (tensor_on(device, each) for each in (gather_FL.reshape(-1), np.flatnonzero(inside_FL)))
+        gather = tensor_on(device, gather_FL.reshape(-1))
+        scatter = tensor_on(device, np.flatnonzero(inside_FL))
         return Feeding(first, len(fed_F), longest, gather, scatter)
 
     def _masks(self, sampling: int, fed_F: Array, window: int | None) -> Masks:

@@ -1,4 +1,4 @@
-"""What an engine has to know of a causal LM's configuration, and how weights get into it."""
+"""Facts that an engine needs of a causal LM's configuration, and how weights get into it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kv_shape(model: Any, found: AttentionSurvey) -> KVShape:
 
 
 def capabilities_of(model: Any, max_length: int, no_schema: Lack | None, speech: Speech | None) -> Capabilities:
-    """What the model can do in this process.
+    """Capabilities of the model in this process.
 
     `no_schema`: the reason why answers cannot be held to a schema. `speech`: what the test of its template showed.
     """

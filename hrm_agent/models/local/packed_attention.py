@@ -27,7 +27,7 @@ import torch
 from torch.nn import functional
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.local.attention_survey import register_attention
+from hrm_agent.models.local.attention_survey import AttentionCall, register_attention
 from hrm_agent.models.local.kv_cache import KVPool
 
 __all__ = ["Feeding", "Mask", "Masks", "PackedStep", "not_in_process", "replica"]
@@ -66,9 +66,9 @@ class Masks:
     """Which positions of the rows each token sees in layers of one kind (None if there is no row of that sort)."""
 
     sampling: Mask | None
-    """Of shape [sampling, 1, 1, positions]."""
+    """Mask of shape [sampling, 1, 1, positions]."""
     feeding: Mask | None
-    """Of shape [count, 1, longest, positions]."""
+    """Mask of shape [count, 1, longest, positions]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +86,16 @@ class PackedStep:
     masks: tuple[Masks, ...]
     """For each layer."""
 
-    def attend(
-        self,
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Store the keys and values of this step, [1, heads, tokens, size] each, then attend: [1, tokens, heads, size].
-
-        `options`: other arguments of the model's attention, which may have sinks (`s_aux`) and bounds of its scores.
-        """
-        del mask
-        layer = module.layer_idx
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Store the keys and values of this step, then attend: [1, tokens, heads, value size]."""
+        layer = call.module.layer_idx
         keys, values = self.pool.layer(layer)
-        for stored, new in ((keys, key), (values, value)):
+        for stored, new in ((keys, call.key), (values, call.value)):
             rows = new[0].transpose(0, 1).reshape(-1, new.shape[-1])
             stored.view(-1, new.shape[-1]).index_copy_(0, self.written[stored.shape[1]], rows)
-        query_THD = query[0].transpose(0, 1)
+        query_THD = call.query[0].transpose(0, 1)
         masks = self.masks[layer]
-        how = _How(scale, options.get("s_aux"), options.get("softcap"))
+        how = _How(call.scale, call.options.get("s_aux"), call.options.get("softcap"))
         parts: list[torch.Tensor] = []
         if masks.sampling is not None:
             parts.append(self._attend_sampling(query_THD[: self.sampling], keys, values, masks.sampling, how))
@@ -205,10 +192,10 @@ def not_in_process(model: str, objection: str) -> ModelError:
 
 
 def _states_of_8_bits(model: Any) -> Iterator[Any]:
-    """What the layers of 8 bits know of their weights.
+    """States of the layers of 8 bits.
 
-    bitsandbytes moves it from a weight to its layer where the layer first runs. A copy of the layer would take it from
-    the original, which shares the weight.
+    bitsandbytes moves a state from a weight to its layer where the layer first runs. A copy of the layer would take it
+    from the original, which shares the weight.
     """
     for module in model.modules():
         if hasattr(module, "init_8bit_state"):
@@ -218,16 +205,7 @@ def _states_of_8_bits(model: Any) -> Iterator[Any]:
 
 
 class _Attending(Protocol):
-    def attend(
-        self,
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor: ...
+    def attend(self, call: AttentionCall) -> torch.Tensor: ...
 
 
 def _attention(
@@ -241,7 +219,7 @@ def _attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What the model's layers call; [1, heads, tokens, head size] each."""
+    """Attention function of the model's layers; [1, heads, tokens, head size] each."""
     if packed_step is None:
         raise TypeError("its layers hand no arguments on to their attention")
-    return packed_step.attend(module, query, key, value, attention_mask, scaling, options), None
+    return packed_step.attend(AttentionCall(module, query, key, value, attention_mask, scaling, options)), None

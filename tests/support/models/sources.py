@@ -18,7 +18,7 @@ __all__ = ["SourceStub", "file_facts", "serving", "write_wheel"]
 
 @dataclass
 class SourceStub:
-    """What a server gives, by path, and what it was asked for."""
+    """Content of a server by path, and the paths that it was asked for."""
 
     url: str = ""
     given: dict[str, bytes] = field(default_factory=dict)

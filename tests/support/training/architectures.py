@@ -91,7 +91,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 """Kind -> settings of architectures that people bring."""
 PACKED = tuple(kind for kind in ARCHITECTURES if kind not in ("gemma2", "gpt_oss", "lfm2"))
-"""Those of which a trainer can pack rows into one sequence."""
+"""Kinds whose rows a trainer can pack into one sequence."""
 
 
 def of_architecture(kind: str, **changes: Any) -> Any:
