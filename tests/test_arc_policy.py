@@ -13,7 +13,7 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore
-from hrm_agent.training.sft import answer_text
+from hrm_agent.training.small_policy.cold_start import answer_text
 from hrm_agent.trajectory.lint import lint
 
 

@@ -34,7 +34,6 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel
 
 from hrm_agent.errors import ConfigError, RunError, TaskError
-from hrm_agent.models.codec.calls.hermes import tool_call_text
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.models.model_facts import facts_of_loaded
 from hrm_agent.training.adapter import Adapter
@@ -54,7 +53,6 @@ from hrm_agent.trajectory import derive_seed
 __all__ = [
     "Conversation",
     "Example",
-    "answer_text",
     "read_chats",
     "save_policy",
     "tokenize",
@@ -273,11 +271,6 @@ def _continue(
         return codec.extend(messages, answered, ended_by=ids[-1], tools=tools)
     except TemplateMismatch:
         return None
-
-
-def answer_text(message: AIMessage) -> str:
-    """An AI message as the policy would have written it: its text, then its tool calls."""
-    return message.text + "".join(tool_call_text(call["name"], call["args"]) for call in message.tool_calls)
 
 
 def read_chats(path: Path) -> list[Conversation]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hrm_agent.errors import TaskError
-from hrm_agent.training.sft import Conversation, answer_text, read_chats
+from hrm_agent.training.sft import Conversation, read_chats
+from hrm_agent.training.small_policy.cold_start import answer_text
 
 FUNCTION = {"name": "add", "arguments": {"a": 2, "b": 3}}
 ASKED = {"role": "user", "content": "2 + 3?"}

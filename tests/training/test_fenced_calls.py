@@ -18,9 +18,9 @@ from hrm_agent.training.batch import build_batches, linearise
 from hrm_agent.training.configs import GrpoConfig, SftConfig
 from hrm_agent.training.learner import Learner
 from hrm_agent.training.penalties import penalty_error
-from hrm_agent.training.sft import Conversation, answer_text, save_policy, tokenize, train_sft
+from hrm_agent.training.sft import Conversation, save_policy, tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
-from hrm_agent.training.small_policy.cold_start import build_tokenizer
+from hrm_agent.training.small_policy.cold_start import answer_text, build_tokenizer
 from hrm_agent.trajectory import Overlay, Sampling, TaskRef, ToolStatus, Verdict
 
 TASK = TaskRef(id="1", family="f", prompt="6 * 7?")

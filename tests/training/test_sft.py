@@ -16,8 +16,9 @@ from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.config_parts import AdapterPart
 from hrm_agent.training.configs import SftConfig
 from hrm_agent.training.metrics import read_metrics
-from hrm_agent.training.sft import Conversation, answer_text, read_chats, save_policy, tokenize, train_sft
+from hrm_agent.training.sft import Conversation, read_chats, save_policy, tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
+from hrm_agent.training.small_policy.cold_start import answer_text
 from hrm_agent.training.trained_policy import TrainedPolicy
 
 pytestmark = pytest.mark.whole

@@ -15,15 +15,16 @@ from langchain_core.messages import AIMessage
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from hrm_agent.models.codec.calls.hermes import tool_call_text
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.training.configs import SftConfig
 from hrm_agent.training.fitted_config import conversations_taken
-from hrm_agent.training.sft import Conversation, answer_text, save_policy, train_sft
+from hrm_agent.training.sft import Conversation, save_policy, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TAGS, train_tokenizer
 from hrm_agent.training.small_policy.traces import GUESS_SHARE, SLIP_SHARE, demonstrations
 
-__all__ = ["COLD_START", "VOCABULARY", "build_cold_start", "build_tokenizer"]
+__all__ = ["COLD_START", "VOCABULARY", "answer_text", "build_cold_start", "build_tokenizer"]
 
 VOCABULARY = 1024
 """Tokens, those of the tags and control tokens included."""
@@ -78,6 +79,11 @@ def build_cold_start(
 def build_tokenizer(lessons: Sequence[Conversation]) -> PreTrainedTokenizerFast:
     """A tokenizer for the texts of these conversations, as a prompt of the chat template contains them."""
     return train_tokenizer(_texts(lessons), VOCABULARY)
+
+
+def answer_text(message: AIMessage) -> str:
+    """An AI message as the policy would have written it: its text, then its tool calls."""
+    return message.text + "".join(tool_call_text(call["name"], call["args"]) for call in message.tool_calls)
 
 
 def _texts(lessons: Sequence[Conversation]) -> Iterator[str]:

@@ -20,8 +20,9 @@ from hrm_agent.graphs.parts.prompts import (
 from hrm_agent.graphs.reasoning.plan import FAILED as FAILED_IN_GRAPH
 from hrm_agent.graphs.reasoning.plan import PlannerAnswer, arranged
 from hrm_agent.tools.python_tool import tool_content
-from hrm_agent.training.sft import answer_text, tokenize
+from hrm_agent.training.sft import tokenize
 from hrm_agent.training.small_policy import traces
+from hrm_agent.training.small_policy.cold_start import answer_text
 from hrm_agent.training.small_policy.snippets import tool_text
 from hrm_agent.training.tasks.word_problems import sample_problems
 
