@@ -343,9 +343,25 @@ def test_a_finished_trajectory_stands(store: RunStore) -> None:
 # what a server's log says of it
 
 
-def has_been_told(store: RunStore) -> bool:
-    database: Any = store.database
-    return bool(select.select([database._writer.fileno()], [], [], 0)[0])
+class Notices:
+    """Notifications of the server to a store: read by one of its transactions, or waiting for the next."""
+
+    def __init__(self, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._database: Any = store.database
+        self._ask_next = self._database._ask_next
+        self._read = 0
+        monkeypatch.setattr(self._database, "_ask_next", self._note)
+
+    def _note(self) -> None:
+        self._read += 1
+        self._ask_next()
+
+    def wait_after(self, change: Callable[[], object]) -> None:
+        """Wait for the notification of a change, which a transaction in the background may read first."""
+        before = self._read
+        change()
+        writer = self._database._writer
+        block_until(lambda: self._read > before or select.select([writer.fileno()], [], [], 0)[0])
 
 
 def test_two_that_share_threads_leave_no_error_in_the_server_s_log(
@@ -355,6 +371,7 @@ def test_two_that_share_threads_leave_no_error_in_the_server_s_log(
     monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 3600.0)
     url = postgres.create_database()
     with open_store(url) as one, open_store(url) as two:
+        notices = Notices(one, monkeypatch)
         write_thread(one, "u")
         before = len(postgres.log)
         for number in range(4):
@@ -369,17 +386,19 @@ def test_two_that_share_threads_leave_no_error_in_the_server_s_log(
                 one.checkpointer.put_writes(config, [("messages", "w")], "task")
                 one.database.flush()
             run_out(url)
-            with two.lease("t"):
-                two.checkpointer.get_tuple(CONFIG)
-                assert two.journal.find_repeat("t", begun.name, begun.arguments) == begun.id
-                two.journal.write_tool_call(begun.model_copy(update={"status": ToolStatus.OK}))
-                two.checkpointer.put_writes(config, [("messages", "w"), ("more", "x")], "task")
-                two.database.flush()
-            block_until(lambda: has_been_told(one))
+
+            def take_over() -> None:
+                with two.lease("t"):
+                    two.checkpointer.get_tuple(CONFIG)
+                    assert two.journal.find_repeat("t", begun.name, begun.arguments) == begun.id
+                    two.journal.write_tool_call(begun.model_copy(update={"status": ToolStatus.OK}))
+                    two.checkpointer.put_writes(config, [("messages", "w"), ("more", "x")], "task")
+                    two.database.flush()
+
+            notices.wait_after(take_over)
             with pytest.raises(LeaseLostError):
                 write_task(one)
-        delete_runs(two, ["u"])
-        block_until(lambda: has_been_told(one))
+        notices.wait_after(lambda: delete_runs(two, ["u"]))
         one.options.write("v", "a = 1")
         said = postgres.log[before:]
         assert not [line for line in said.splitlines() if "ERROR" in line], said
