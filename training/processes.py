@@ -75,7 +75,7 @@ def is_first_process() -> bool:
 
 
 def wait_for_all() -> None:
-    """Go on when every process of this training has come here."""
+    """Wait until every process of this training has called this."""
     if _first(_SIZES) > 1:
         import torch
         from accelerate import PartialState

@@ -36,7 +36,7 @@ __all__ = [
 BASE_FILE = "base.json"
 """Names the model that an adapter was trained on; without it, PEFT's own file does."""
 _CODEC_FILE = "codec.json"
-"""Options by which a whole model was spoken to in training; missing where there were none."""
+"""File of the codec's options in training (missing if there were none)."""
 _CONFIG = "adapter_config.json"
 
 
@@ -95,13 +95,13 @@ def write_base(folder: Path, model: str, roles: Sequence[str] = ()) -> None:
 
 
 def write_codec(folder: Path, options: CodecOptions) -> None:
-    """Keep in a model's folder how it was spoken to. A template is not: the folder's tokenizer has it."""
+    """Write the codec's options into a model's folder, without a template, which the folder's tokenizer has."""
     if kept := replace(options, template=None).query():
         (folder / _CODEC_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
 
 
 def codec_on_record(folder: str) -> CodecOptions:
-    """How the model in a folder was spoken to in training (empty for any other text). Raises `ModelError`."""
+    """Options of the codec with which a folder's model was trained (empty for any other text). Raises `ModelError`."""
     file = Path(folder, _CODEC_FILE)
     if not is_folder(folder) or not file.is_file():
         return CodecOptions()

@@ -42,7 +42,7 @@ class Speech:
     tools: str
     """Form of its calls, and whether its template knows of tools."""
     thoughts: str | None
-    """Spellings around its thoughts (None where its template knows of none)."""
+    """Marks around its thoughts (None if its template has no thoughts)."""
     ends: tuple[str, ...]
     """Tokens that end its answers."""
     settings: tuple[str, ...]
@@ -58,7 +58,7 @@ class Capabilities:
     kind: str
     """Kind of its engine: `transformers`, `vllm`, `scripted` or `hosted`."""
     tools: bool | None
-    """It can be offered tools (None where that is not known before it is loaded)."""
+    """True if it can be offered tools (None if unknown before it is loaded)."""
     token_ids: bool
     """The record holds the exact tokens."""
     logprobs: LogprobKind
@@ -82,6 +82,6 @@ class Capabilities:
     memory_bytes: int | None = None
     """Size of the weights (None unless they are in this process)."""
     speech: Speech | None = None
-    """Way of speaking to it, as a test of its chat template showed (None where there is no template here)."""
+    """Result of the test of its chat template (None without a template in this process)."""
     lacks: tuple[Lack, ...] = field(default=())
     """Capabilities that are missing and could be had."""

@@ -26,7 +26,7 @@ class Form:
     one: str = ""
     """One of several calls, where it is written otherwise than a call alone."""
     words: str = "{}\n"
-    """Words before a call; empty where there are none."""
+    """Words before a call (empty if there are none)."""
     then: str = "\n"
     """Between two calls that are not written as one."""
     parallel: bool = True

@@ -196,5 +196,5 @@ def _put(part: Path, folder: Path) -> None:
 
 
 def _old(folder: Path) -> Path:
-    """Place of a folder that is replaced."""
+    """Path to which a folder is moved while it is replaced."""
     return folder.with_name(f".{folder.name}.old")

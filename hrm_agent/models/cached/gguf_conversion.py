@@ -59,7 +59,7 @@ def convert_gguf(file: Path, facts: GgufFacts, folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Within the block the library draws no bars, and leaves reports to the errors here."""
+    """Silence the library's progress bars and logs within the block. Errors are reported here."""
     logging = _library.utils.logging
     bars = logging.is_progress_bar_enabled()
     verbosity = logging.get_verbosity()

@@ -56,7 +56,7 @@ def need_to_convert(what: str, packages: Sequence[str] = ("gguf", "torch", "tran
 
 
 def read_facts(file: Path) -> GgufFacts:
-    """Read the head of a GGUF file. Raises `ModelError` where it is none, or is damaged."""
+    """Read the head of a GGUF file. Raises `ModelError` for a damaged file or one of another format."""
     check_is_gguf(file)
     need_to_convert(f"The GGUF file {file}", ["gguf"])
     from hrm_agent.models.cached.gguf_reader import HeadReader

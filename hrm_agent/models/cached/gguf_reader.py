@@ -14,7 +14,7 @@ from gguf import GGUFReader, GGUFValueType
 __all__ = ["HeadReader"]
 
 _MOST_ITEMS = 1 << 22
-"""In all arrays together: the conversion keeps about a kilobyte for each. The largest vocabularies need a third."""
+"""Most items in all arrays. Conversion keeps about a kilobyte for each. The largest vocabularies need a third."""
 
 Value = TypeVar("Value", str, int)
 

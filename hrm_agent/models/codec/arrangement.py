@@ -34,9 +34,9 @@ class Guards:
     """Guards that keep text from becoming tokens."""
 
     text: Callable[[str], str]
-    """For text of others: no added token comes of it."""
+    """Guard for text of users and tools: it yields no added token."""
     own: Callable[[str], str]
-    """For the policy's own turns: tags stay tags, control tokens and the frame of thoughts become text."""
+    """Guard for the policy's own turns: tags stay tags, control tokens and marks of thoughts become text."""
     tree: Callable[[Any], Any]
     """`text` for every string of a value."""
 
@@ -182,7 +182,7 @@ def _without_system(turns: list[Turn]) -> list[Turn]:
 
 
 def _merged(turns: list[Turn]) -> list[Turn]:
-    """Neighbours of one role as one turn, but for answers with calls, which are no part of the alternation."""
+    """Merge adjacent turns of one role. Answers with calls are exempt from the alternation."""
     found: list[Turn] = []
     for turn in turns:
         last = found[-1] if found else {}

@@ -81,7 +81,7 @@ class ChatTemplateCodec:
     dialect: Dialect
     """Way of speaking to the template."""
     speech: Speech | None = None
-    """Result of a test of it (None where it was not put to any)."""
+    """Result of its test (None if it was not tested)."""
     written_by: str = "its template"
     """Writer of the conversations, in a few words."""
 
@@ -119,7 +119,7 @@ class ChatTemplateCodec:
         self.without_thoughts = tuple(self.encode_text(self._before_words()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process the tokenizer, what was asked, and the result of the test say all."""
+        """Pickled form: tokenizer, options, and the result of the test."""
         return _rebuilt, (type(self), self.tokenizer, *self._asked), {"speech": self.speech}
 
     def encode(self, messages: Sequence[BaseMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
@@ -213,7 +213,7 @@ class ChatTemplateCodec:
         ends = list(accumulate(len(pieces.push(token)) for token in self._unended(token_ids)))
 
         def tokens_of(end: int) -> int:
-            """Number of tokens that hold the first characters of the text; a token that holds more counts whole."""
+            """Number of tokens that cover the first `end` characters. A partly covered token counts."""
             if end in (0, len(text)):
                 return len(ends) if end else 0
             return bisect_left(ends, end) + 1
@@ -230,7 +230,7 @@ class ChatTemplateCodec:
     # what was found out, as tokens
 
     def _discovered(self, controls: Sequence[str], tools: str | None) -> Dialect:
-        """Way of speaking to the template. Raises `ModelError` where there is none."""
+        """Dialect of the template. Raises `ModelError` if the template is missing or unusable."""
         return discover(self._render, controls, self._source(), tools)
 
     def _name_tokens(self, special: frozenset[int], spellings: dict[int, str], ends: Iterable[int]) -> None:
@@ -327,14 +327,14 @@ class ChatTemplateCodec:
         return bare
 
     def _without_frames(self, rendered: str) -> str:
-        """Text without white space and the marks of thoughts: a template may write empty thoughts into some turns."""
+        """Text without white space and marks of thoughts. A template may add empty thoughts to some turns."""
         thoughts = self.dialect.thoughts
         if thoughts is None or self.dialect.form.header:  # marks that are headers of messages
             return _squeezed(rendered)
         return _squeezed(rendered.replace(thoughts.open, "").replace(thoughts.close, ""))
 
     def _keeps(self, answer: AIMessage, turn: Any, following: Sequence[BaseMessage]) -> bool:
-        """True where thoughts stay though the template drops them."""
+        """True if thoughts stay although the template drops them."""
         thoughts = self.dialect.thoughts
         if self.keep_thoughts and thoughts is not None:
             return True
@@ -353,7 +353,7 @@ class ChatTemplateCodec:
         return self.dialect.call if turn.get("tool_calls") else self.dialect.answer
 
     def _holds(self, rendered: str, message: AIMessage, *, words: bool = True) -> bool:
-        """True if the words (where they are wanted) and thoughts of an answer stand in what the template wrote."""
+        """True if the rendered text contains the answer's thoughts, and its words if `words` is set."""
         reasoning, content = thoughts_and_content(message, self.dialect)
         written = _squeezed(self._unguarded(rendered))
         wanted = (_squeezed(without_surrogates(text)) for text in (content if words else "", reasoning or ""))

@@ -78,9 +78,9 @@ class Shape:
     exclusive: bool = False
     """Beside a call it takes either content or thoughts."""
     words: bool = True
-    """It writes words beside a call."""
+    """True if it writes words beside a call."""
     goes_on: bool = True
-    """After the result of a call with words beside it, it goes on as after that of one without."""
+    """True if words beside a call leave the text after its result unchanged."""
 
     @property
     def plain(self) -> bool:
@@ -104,13 +104,13 @@ class Ending:
         return len(rendered.rstrip()) if self.next_role else rendered.find(self.text, start)
 
     def following(self, rendered: str, end: int) -> str:
-        """The text from the end of a turn on."""
+        """Text after the end of a turn."""
         return rendered[end:].lstrip() if self.next_role else rendered[end:]
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Facts that were found out about a template."""
+    """Findings about a template."""
 
     shape: Shape
     """Form in which messages are put for it."""
@@ -201,7 +201,7 @@ class _Probing:
         return kept
 
     def own_tools(self, asked: CallForm | None) -> tuple[Shape, CallForm, Ending] | None:
-        """The template's own way with tools (None where it has none, or none that can be gone on with)."""
+        """Shape for tools that the template knows (None if it knows none, or cannot continue after a result)."""
         told = self._try([_turn("user", _QUESTION)], [PROBE_TOOL])
         if "probe_tool" not in told or "count" not in told or _QUESTION not in told:
             return None
@@ -221,7 +221,7 @@ class _Probing:
         return self._unwritten(asked)
 
     def prompted(self) -> Shape:
-        """Shape that is left to a template that knows of no tools, or of none that can be used."""
+        """Shape for prompted calls, if the template's own tools are missing or unusable."""
         turns = [_turn("user", _QUESTION), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
         answered = self._try([_turn("user", _QUESTION)], header=False)
         header = self.base[alike(self.base, answered) :]

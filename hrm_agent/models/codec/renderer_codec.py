@@ -62,7 +62,7 @@ class RendererCodec(ChatTemplateCodec):
         self._check_tokens()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process the tokenizer, what was asked, and the result of the test say all."""
+        """Pickled form: tokenizer, options, and the result of the test."""
         return _rebuilt, (type(self), self.tokenizer, self._renderer_name, *self._asked), {"speech": self.speech}
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]] = (), *, thinks: bool = True) -> ParsedTurn:

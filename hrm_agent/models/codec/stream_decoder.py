@@ -25,13 +25,13 @@ class Hidden:
     opening: tuple[str, ...] = ()
     """An answer that begins with one is not shown."""
     thoughts: tuple[str, str] | None = None
-    """Before and after thoughts at the beginning."""
+    """Marks before and after thoughts at the beginning."""
     opened: bool = False
-    """An answer begins inside of thoughts."""
+    """True if an answer begins inside thoughts."""
     header: str = ""
     """The end of the prompt, with which each message of an answer begins."""
     shown_after: tuple[str, ...] = ()
-    """Behind a header. An answer is shown from the first one on, where there are any: the rest is no part of it."""
+    """Spellings after the header from which an answer is shown (empty: it is shown from its beginning)."""
 
 
 _PLAIN = Hidden()

@@ -103,7 +103,7 @@ def _watched() -> set[str]:
 
 
 def _is_installed(module: ModuleType) -> bool:
-    """Whether a module is of Python or of an installed package, and its import has ended."""
+    """True for a fully imported module of Python or of an installed package."""
     spec = module.__spec__
     if spec is None:  # made by a package's own code
         package, _, inner = module.__name__.partition(".")

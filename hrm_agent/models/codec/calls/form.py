@@ -1,12 +1,12 @@
 """A family's way of writing tool calls, and how what it wrote becomes calls with checked arguments.
 
-Readers share four rules. An argument may hold the closing tag. A call that cannot be read is no exception but data:
-the policy is shown why, and the record keeps the raw text. The text around calls is the content. Reading takes time in
-proportion to the answer's length (`Scan`), since a policy that loops writes tags without end.
+Readers share four rules. An argument may contain the closing tag. An undecodable call raises nothing: the policy is
+shown the reason, and the record keeps the raw text. The text around calls is the content. The time is linear in the
+answer's length (`Scan`), since a policy in a loop writes tags without end.
 
-Forms without escapes cannot hold every text: one that holds the whole end of a call ends it early. The call is then
-undecodable, since its own end is left over. It goes unnoticed where the text holds the beginning of a call as well, or
-the answer breaks off before its own end.
+Forms without escapes cannot represent every text. A text that contains the whole end of a call ends the call early.
+The call is then undecodable, because its own end is left over. This goes unnoticed if the text also contains the
+beginning of a call, or if the answer breaks off first.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CallForm:
     around: tuple[str, str] = ("", "")
     """Text before and after an undecodable call, where the record has what stands between."""
     words: str = "{}"
-    """Words before calls, with their place; empty for forms in which an answer has either."""
+    """Template of words before calls (empty if an answer has either words or calls)."""
     header: str = ""
     """Spelling with which a message begins, in forms with channels. The prompt ends with it."""
     shown_after: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class CallForm:
 
 
 class Unreadable(Exception):
-    """Raised with the reason that the policy is shown for a call that cannot be read."""
+    """Error for an undecodable call, with the reason that the policy is shown."""
 
     def __init__(self, why: str, *, name: str | None = None, reached: int = 0) -> None:
         """`name`: of the tool, where it is known. `reached`: the position up to which the text was read."""
@@ -109,7 +109,7 @@ class Scan:
         self.text = text
         self._again = 2 * len(text) + _AGAIN
         self._known: dict[str | re.Pattern[str], tuple[int, int]] = {}
-        """By what was looked for: where the search began, and where it ended (-1: nowhere)."""
+        """Searches by spelling: start, and position found (-1: none)."""
 
     def find(self, wanted: str | re.Pattern[str], position: int) -> int:
         """The first place of a spelling or of a pattern's match from `position` on, or -1."""
@@ -336,7 +336,7 @@ def _several(value: Any) -> list[Any]:
 
 
 def _json_kinds(value: object) -> set[str]:
-    """Names that JSON schemas have for the type of a value."""
+    """JSON schema types of a value."""
     match value:
         case None:
             return {"null"}

@@ -102,11 +102,11 @@ def _calls(scan: Scan, position: int, ends: Callable[[int], bool], unended: str)
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Methods take a position and return what they read with the position after it."""
+    """Parser of literals. Methods take a position and return the value with the position after it."""
 
     scan: Scan
     loose: bool
-    """Strings of arguments hold no escapes."""
+    """True if strings of arguments have no escapes."""
 
     def calls(self, position: int, ends: Callable[[int], bool], unended: str) -> tuple[list[_Call], int]:
         text = self.scan.text
@@ -200,10 +200,10 @@ class _Reader:
         if match is None and (match := _NUMBER.match(text, position)) is not None:
             return _number(match.group(), position), match.end()
         string = text[position : position + 1] in ("'", '"')
-        raise Unreadable("a string has no end" if string else "an argument is no literal", reached=position)
+        raise Unreadable("a string has no end" if string else "an argument is not a literal", reached=position)
 
     def _strings(self, match: re.Match[str]) -> tuple[str, int]:
-        """Strings that stand one after the other are one."""
+        """Read adjacent strings as one."""
         parts = list[str]()
         following: re.Match[str] | None = match
         while following is not None:
@@ -239,7 +239,7 @@ def _number(text: str, position: int) -> int | float:
         broken = any(sign in text for sign in ".eE") and not text.lstrip("+-").startswith(("0x", "0X"))
         return float(text) if broken else int(text, 0)
     except ValueError as error:
-        raise Unreadable(f"an argument is no literal: {error}", reached=position) from None
+        raise Unreadable(f"an argument is not a literal: {error}", reached=position) from None
 
 
 def _write_list(calls: Sequence[Mapping[str, Any]]) -> str:

@@ -37,18 +37,18 @@ class _Tags:
     """Spellings of a form. Patterns have one group, a name."""
 
     block: tuple[str, str]
-    """Before and after calls."""
+    """Tags before and after calls."""
     call: re.Pattern[str]
     argument: re.Pattern[str]
     argument_end: str
     call_end: str
-    """After a call; empty where a block is one call."""
+    """Tag after a call (empty if a block is one call)."""
     lines: bool
     """A value stands on lines of its own."""
     example: str
-    """Beginning of a call, for who wrote it otherwise."""
+    """Beginning of a call as the error shows it."""
     value_end: re.Pattern[str]
-    """The closing tag of a value, where it is followed by what may follow it."""
+    """Closing tag of a value, followed by the next argument or the end of the call."""
     next_call: re.Pattern[str]
     """The end of a call with the next one behind it: a value that holds that was left open."""
     written_call: str
@@ -56,7 +56,7 @@ class _Tags:
     written_argument: str
     """Template of an argument: its key and its value."""
     between: str
-    """Between two blocks."""
+    """Text between two blocks."""
 
     @property
     def whole_end(self) -> re.Pattern[str]:

@@ -143,7 +143,7 @@ def test_each_of_many_undecodable_calls_keeps_its_own_text(form: CallForm) -> No
 
 @each
 def test_calls_of_other_families_are_read_as_nothing_else(form: CallForm) -> None:
-    """They are words, or a call that cannot be read; what is read as a call is the one that was meant."""
+    """Answers of other families are words or undecodable calls. A decoded call is the one that was written."""
     for name, turns in BY_FAMILY.items():
         turn = form.read(turns.call("python", code="6 * 7"), SCHEMAS)
         assert turn.tool_calls in ([], [{"name": "python", "args": {"code": "6 * 7"}}]), name
