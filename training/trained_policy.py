@@ -44,6 +44,8 @@ class TrainedPolicy:
     """How the weights were loaded."""
     codec: PolicyCodec
     """How the policy is spoken to."""
+    codec_options: CodecOptions
+    """Options of the codec, with its renderer by name."""
 
     @classmethod
     def load(cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device | str, seed: int) -> Self:
@@ -56,32 +58,23 @@ class TrainedPolicy:
         model, tokenizer = load_for_answers(folder, options, whole.codec)
         codec = open_codec(tokenizer, whole.codec, model.generation_config)
         _refuse_not_finite(model, name)
+        asked = _with_renderer(whole.codec, tokenizer)
         if not wanted:
-            return cls(name, model, tokenizer, None, options, codec)
+            return cls(name, model, tokenizer, None, options, codec, asked)
         base = _named(whole, replace(options, device="auto", kernel=whole.options.kernel))
         start = whole.options.adapter
         kind = AdaptersByRole if adapter.lora_roles else Adapter
         put = kind.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
-        return cls(name, model.eval(), tokenizer, put, options, codec)  # the adapter's new layers, too
+        return cls(name, model.eval(), tokenizer, put, options, codec, asked)  # the adapter's new layers, too
 
     def save(self, folder: Path, card: str) -> None:
         """What is trained, and a card; of a whole model also its tokenizer and chat template."""
         if self.adapter is None:
             save_policy(self.model, self.tokenizer, folder, card)
-            write_codec(folder, self._spoken_to)
+            write_codec(folder, self.codec_options)
         else:
             self.adapter.save(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
-
-    @property
-    def _spoken_to(self) -> CodecOptions:
-        """Options of the codec, with the renderer by its name: `auto` finds it by the model's name on the hub."""
-        options = on_its_base(parse_model(self.name)).codec
-        if options.renderer != "auto":
-            return options
-        from renderers.base import MODEL_RENDERER_MAP
-
-        return replace(options, renderer=MODEL_RENDERER_MAP[self.tokenizer.name_or_path])
 
     def read(self, folder: Path) -> None:
         """Take the weights that `save` wrote."""
@@ -128,6 +121,15 @@ def copy_of_trained(model: Any) -> Any:
     """A model of the same weights, to sample from while `model` is trained: those that do not change are shared."""
     fixed = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     return copy.deepcopy(model, fixed).requires_grad_(False)
+
+
+def _with_renderer(options: CodecOptions, tokenizer: Any) -> CodecOptions:
+    """The options with a renderer by name: `auto` finds it by the model's name on the hub, which a folder has not."""
+    if options.renderer != "auto":
+        return options
+    from renderers.base import MODEL_RENDERER_MAP
+
+    return replace(options, renderer=MODEL_RENDERER_MAP[tokenizer.name_or_path])
 
 
 def _named(asked: ModelString, options: LoadOptions) -> str:

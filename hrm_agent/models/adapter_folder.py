@@ -64,7 +64,7 @@ def on_its_base(asked: ModelString) -> ModelString:
         if (value := getattr(asked.options, each.name)) != getattr(usual, each.name)
     }
     options = replace(base.options, **{**given, "adapter": asked.name})
-    return ModelString(asked.text, base.scheme, base.name, options, asked.codec.over(base.codec))
+    return ModelString(asked.text, base.scheme, base.name, options, asked.codec.over(on_its_base(base).codec))
 
 
 def rank_on_record(folder: str) -> int:
@@ -98,6 +98,8 @@ def write_codec(folder: Path, options: CodecOptions) -> None:
     """Write the codec's options into a model's folder, without a template, which the folder's tokenizer has."""
     if kept := replace(options, template=None).query():
         (folder / _CODEC_FILE).write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    else:
+        (folder / _CODEC_FILE).unlink(missing_ok=True)
 
 
 def codec_on_record(folder: str) -> CodecOptions:

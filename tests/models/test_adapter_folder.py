@@ -12,10 +12,10 @@ from langchain_core.messages import HumanMessage
 from peft import LoraConfig, get_peft_model
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.adapter_folder import BASE_FILE, is_adapter_folder, on_its_base, write_base
+from hrm_agent.models.adapter_folder import BASE_FILE, is_adapter_folder, on_its_base, write_base, write_codec
 from hrm_agent.models.engine import GenerationRequest
 from hrm_agent.models.local.load_weights import load_pretrained
-from hrm_agent.models.model_string import LoadOptions, parse_model
+from hrm_agent.models.model_string import CodecOptions, LoadOptions, parse_model
 from hrm_agent.models.policy_loader import load_codec, load_policy, model_folder
 from hrm_agent.trajectory import Sampling
 
@@ -70,6 +70,20 @@ def test_what_it_was_trained_on_comes_before_pefts_word_and_options_before_both(
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match="which model it is for"):
         load_policy(f"{ours}?dtype=float32")
+
+
+def test_it_is_spoken_to_as_the_model_in_its_bases_folder(folder: str, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    write_codec(base, CodecOptions(thoughts="keep"))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = json.loads(Path(folder, "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(base)}))
+    for asked in (str(base), str(adapter), f"{base}?adapter={adapter}"):
+        assert on_its_base(parse_model(asked)).codec == CodecOptions(thoughts="keep"), asked
+    write_codec(base, CodecOptions())
+    assert on_its_base(parse_model(str(adapter))).codec == CodecOptions()
 
 
 def test_an_adapter_is_neither_trained_nor_put_on_another(folder: str) -> None:

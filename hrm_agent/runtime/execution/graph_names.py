@@ -66,7 +66,8 @@ def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int
     homes = _homes(graph)
     builder = getattr(graph, "builder", None)
     builder = builder if isinstance(builder, StateGraph) else None
-    for module_name in _watched() | homes:
+    numbers = {name: number for number, name in enumerate(list(sys.modules))}
+    for module_name in (_watched() | homes) & numbers.keys():
         module = sys.modules.get(module_name)
         if not isinstance(module, ModuleType) or module_name == "__mp_main__":
             continue
@@ -80,7 +81,7 @@ def _holders(graph: Any) -> Iterator[tuple[bool, int, bool, bool, bool, int, int
         if held:
             program = getattr(module, "__file__", None) if module_name == _PROGRAM else None
             of_run = _made_where_run(program) if program is not None else frozenset[str]()
-            number = list(sys.modules).index(module_name)
+            number = numbers[module_name]
             for place, attribute, distance in held:
                 private = attribute.startswith("_")
                 elsewhere = module_name not in homes
@@ -94,17 +95,17 @@ def _watched() -> set[str]:
     An installed module that held none after its import is looked at no more: there are thousands of them. A module that
     the user edits is always looked at.
     """
-    watched = sys.modules.keys() - _without_graphs
+    watched = list(sys.modules.keys() - _without_graphs)
     for name in watched:
         module = sys.modules.get(name)
-        if not isinstance(module, ModuleType) or (_is_installed(module) and not _holds_graphs(module)):
+        if name != _PROGRAM and isinstance(module, ModuleType) and _is_installed(module) and not _holds_graphs(module):
             _without_graphs.add(name)
-    return watched
+    return set(watched)
 
 
 def _is_installed(module: ModuleType) -> bool:
     """True for a fully imported module of Python or of an installed package."""
-    spec = module.__spec__
+    spec = getattr(module, "__spec__", None)
     if spec is None:  # made by a package's own code
         package, _, inner = module.__name__.partition(".")
         above = sys.modules.get(package)
@@ -117,7 +118,7 @@ def _is_installed(module: ModuleType) -> bool:
 
 def _holds_graphs(module: ModuleType) -> bool:
     kinds = {id(kind): kind for kind in map(type, list(vars(module).values()))}.values()
-    return any(Pregel in kind.__mro__ or StateGraph in kind.__mro__ for kind in kinds)
+    return any(Runnable in kind.__mro__ or StateGraph in kind.__mro__ for kind in kinds)
 
 
 @cache
@@ -169,7 +170,9 @@ def _place_of(module: ModuleType) -> str | None:
 
     None for one that cannot be imported again, as a notebook's.
     """
-    name, file = module.__spec__.name if module.__spec__ else module.__name__, getattr(module, "__file__", None)
+    spec = getattr(module, "__spec__", None)
+    name = spec.name if spec is not None else module.__name__
+    file = getattr(module, "__file__", None)
     if file is None:
         return None if name == _PROGRAM else name
     if name != _PROGRAM and _is_importable(name, Path(file)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict
@@ -97,6 +99,19 @@ def test_a_module_that_is_edited_is_looked_at_for_every_graph_and_an_installed_o
     graph_name(RunnableLambda(str))
     theirs.graph = RunnableLambda(str)
     assert graph_name(theirs.graph) == "theirs:graph"
+    spec = ModuleSpec("installed", None, origin="/x/site-packages/installed.py")
+    spec.has_location = True
+    installed = module_from_spec(spec)
+    for name in ("first", "second"):
+        setattr(installed, name, RunnableLambda(str))
+    monkeypatch.setitem(sys.modules, "installed", installed)
+    monkeypatch.setattr(graph_names, "_is_importable", lambda name, file: True)
+    assert [graph_name(getattr(installed, each)) for each in ("first", "second")] == [
+        "installed:first",
+        "installed:second",
+    ]
+    monkeypatch.setitem(sys.modules, "odd", ModuleType("odd"))
+    del sys.modules["odd"].__spec__
     watched = graph_names._watched()
     assert "theirs" in watched and not watched & {"json", "langgraph.graph.state", "pydantic.main"}
 
