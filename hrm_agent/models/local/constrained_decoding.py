@@ -5,7 +5,8 @@ one that needs nothing but a tokenizer (xgrammar brings triton and a compiler of
 automaton before the first token, lm-format-enforcer walks the vocabulary in Python), builds its automaton as the answer
 goes on, and has limits of its own for each step. A schema is compiled once per engine, in a thread that holds no lock
 of Python's, and for so long only: a schema that takes longer, that is larger than a person would write, or that the
-library does not know, is not enforced, and the answer says so (`Completion.constrained`).
+library does not know, is not enforced, and the answer says so (`Completion.constrained`). The vocabulary, which the
+first schema has to wait for, takes the time that it takes: it is the engine's own and of a known size.
 
 What is chosen under a mask is not what the model would have chosen. The log-prob on record stays the model's own, of
 the whole vocabulary, and the call is marked, so that no trainer takes it for a sample of the policy.
@@ -15,8 +16,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,7 +28,7 @@ from hrm_agent.models.capabilities import Lack
 __all__ = ["ConstrainedAnswer", "Schemas"]
 
 COMPILE_SECONDS = 5.0
-"""After which an answer is sampled free; what is being compiled then may serve later ones."""
+"""Time for one schema once the vocabulary is read. After it an answer is sampled free; later ones may be held to it."""
 _LONGEST = 1 << 16
 """Characters of a schema. The time to compile one can grow with the square of it."""
 _KEPT = 256
@@ -70,10 +71,9 @@ class Schemas:
 
     def __init__(self, codec: Any, vocab_size: int) -> None:
         self._codec, self._size = codec, vocab_size
-        self._tokens: Any = None
+        self._vocabulary: Future[Any] | None = None
         self._compiled: dict[str, Future[Any]] = {}
         self._lock = threading.Lock()
-        self._building = threading.Lock()
 
     @property
     def lack(self) -> Lack | None:
@@ -92,33 +92,53 @@ class Schemas:
             if known is None:
                 if len(self._compiled) >= _KEPT:
                     self._compiled.pop(next(iter(self._compiled)))
-                known = self._compiled[text] = Future()
-                if len(text) > _LONGEST or self.lack is not None:
-                    known.set_result(None)
-                else:
-                    threading.Thread(target=self._compile, args=(text, known), daemon=True).start()
+                known = self._compiled[text] = self._begun(text)
             return known
+
+    def wait(self, compiled: Future[Any]) -> None:
+        """Wait until the vocabulary has been read, and for `COMPILE_SECONDS` more until a schema is compiled."""
+        if self._vocabulary is not None:
+            wait([self._vocabulary])
+            wait([compiled], COMPILE_SECONDS)
 
     def begin(self, compiled: Future[Any]) -> ConstrainedAnswer | None:
         """An answer that is held to a compiled schema; None if it was not compiled, or not in time."""
         matcher = compiled.result() if compiled.done() else None
         return None if matcher is None else ConstrainedAnswer(matcher.deep_copy(), self._size, self._codec.end_of_turn)
 
-    def _compile(self, text: str, compiled: Future[Any]) -> None:
-        try:
-            compiled.set_result(self._matcher(text))
-        except BaseException:  # whatever the library says of a schema that it does not know; a panic is no Exception
-            compiled.set_result(None)
+    def _begun(self, text: str) -> Future[Any]:
+        if len(text) > _LONGEST or self.lack is not None:
+            refused: Future[Any] = Future()
+            refused.set_result(None)
+            return refused
+        if self._vocabulary is None:
+            self._vocabulary = _in_thread(self._read_vocabulary)
+        vocabulary = self._vocabulary
+        return _in_thread(lambda: self._matcher(vocabulary.result(), text))
 
-    def _matcher(self, text: str) -> Any:
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    def _read_vocabulary(self) -> Any:
+        from llguidance import LLTokenizer
         from llguidance.hf import from_tokenizer
 
-        with self._building:
-            if self._tokens is None:
-                self._tokens = from_tokenizer(
-                    self._codec.tokenizer, self._size, self._codec.end_of_turn, LLTokenizer.json_slices()
-                )
+        return from_tokenizer(self._codec.tokenizer, self._size, self._codec.end_of_turn, LLTokenizer.json_slices())
+
+    def _matcher(self, vocabulary: Any, text: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
         grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACE})
-        matcher = LLMatcher(self._tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         return None if matcher.is_error() else matcher
+
+
+def _in_thread(compute: Callable[[], Any]) -> Future[Any]:
+    """Start a computation; its result is None if the library raises."""
+    future: Future[Any] = Future()
+
+    def settle() -> None:
+        try:
+            future.set_result(compute())
+        except BaseException:  # whatever the library says of a schema that it does not know; a panic is no Exception
+            future.set_result(None)
+
+    threading.Thread(target=settle, daemon=True).start()
+    return future

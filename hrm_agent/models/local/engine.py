@@ -24,7 +24,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, Self
 
 import numpy as np
@@ -38,7 +38,7 @@ from hrm_agent.models.codec.opening import open_codec
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.attention_survey import survey
 from hrm_agent.models.local.cache_rows import FEEDING, IDLE, Rows, StepInput
-from hrm_agent.models.local.constrained_decoding import COMPILE_SECONDS, Schemas
+from hrm_agent.models.local.constrained_decoding import Schemas
 from hrm_agent.models.local.gathering import Gathering
 from hrm_agent.models.local.kv_cache import KVPool, tensor_on
 from hrm_agent.models.local.long_rope import LongRope
@@ -149,7 +149,7 @@ class TransformersEngine:
 
     def _queue_late(self, job: PendingRequest, schema: Future[Any]) -> None:
         """`_queue` once the schema is compiled, or has taken too long."""
-        wait([schema], COMPILE_SECONDS)
+        self.schemas.wait(schema)
         try:
             self._queue(job, schema)
         except BaseException as error:  # whatever it is, the caller must not be left waiting

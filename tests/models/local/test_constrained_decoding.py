@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -98,11 +99,12 @@ def test_a_schema_that_cannot_be_enforced_is_not(engine: TransformersEngine, sch
 def test_a_schema_that_takes_too_long_holds_up_nobody(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hrm_agent.models.local.engine.COMPILE_SECONDS", 0.2)
+    ask(engine, 1, VERDICT, max_tokens=1).result(60)  # the vocabulary has been read: its time is not the schema's
+    monkeypatch.setattr(structured, "COMPILE_SECONDS", 0.2)
     slow = {"type": "object", "properties": {f"property {i}": {"type": "number"} for i in range(1200)}}
     assert len(json.dumps(slow)) < structured._LONGEST
     compile_, compiled = Schemas._matcher, threading.Event()
-    monkeypatch.setattr(Schemas, "_matcher", lambda self, text: compiled.wait(60) and compile_(self, "{}"))
+    monkeypatch.setattr(Schemas, "_matcher", lambda *args: compiled.wait(60) and compile_(*args[:2], "{}"))
     late = ask(engine, 2, slow, max_tokens=3)
     assert len(ask(engine, 3, max_tokens=3).result(60).token_ids) > 0
     assert not late.result(60).constrained
@@ -110,6 +112,26 @@ def test_a_schema_that_takes_too_long_holds_up_nobody(
     compiled.set()
     engine.schemas.compile(slow).result(60)
     assert ask(engine, 2, slow, max_tokens=3).result(60).constrained, "it serves later ones"
+
+
+def test_a_vocabulary_that_takes_long_does_not_cost_an_answer_its_schema(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the first schema of a model waits seconds for the vocabulary: it is enforced all the same."""
+    read, told = Schemas._read_vocabulary, threading.Event()
+    monkeypatch.setattr(structured, "COMPILE_SECONDS", 1e9)
+    monkeypatch.setattr(Schemas, "_read_vocabulary", lambda self: told.wait(60) and read(self))
+    waited: list[float | None] = []
+
+    def wait(futures: list[Any], seconds: float | None = None) -> None:
+        waited.append(seconds)
+        told.set()
+        concurrent.futures.wait(futures, 60)
+
+    monkeypatch.setattr(structured, "wait", wait)
+    with TransformersEngine(make_model("llama"), tokenizer, name="slow", threads=1) as engine:
+        assert ask(engine, 1, VERDICT, max_tokens=4).result(60).constrained
+    assert waited == [None, 1e9], "the schema's own time begins when the vocabulary has been read"
 
 
 def test_without_the_library_an_answer_is_free_and_the_engine_says_why(
