@@ -29,12 +29,13 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig, GrpoConfig, SftConfig
+from hrm_agent.training.checkpoints import save_policy
+from hrm_agent.training.config.commands import CollectConfig, GrpoConfig, SftConfig
+from hrm_agent.training.config.fitted import conversations_taken
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
-from hrm_agent.training.fitted_config import conversations_taken
 from hrm_agent.training.grpo import train
-from hrm_agent.training.sft import Conversation, save_policy, train_sft
+from hrm_agent.training.rollout.collect import collect
+from hrm_agent.training.sft import Conversation, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.cold_start import build_tokenizer
 from hrm_agent.training.small_policy.snippets import tool_text

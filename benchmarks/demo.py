@@ -44,9 +44,9 @@ from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT
 from hrm_agent.models import GenerationRequest, load_policy
 from hrm_agent.store import open_store
 from hrm_agent.tools import python
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig, DemoConfig
+from hrm_agent.training.config.commands import CollectConfig, DemoConfig
 from hrm_agent.training.demo import demo
+from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.tasks import load_tasks
 from hrm_agent.trajectory import Sampling
 

@@ -32,8 +32,8 @@ from pydantic import SecretStr
 
 from hrm_agent.models import policy
 from hrm_agent.store import open_store
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.config.commands import CollectConfig
+from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
 
 Row = dict[str, Any]

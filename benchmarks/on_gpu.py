@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.engine import ANSWER, PROMPT, VOCABULARY, make_prompts, run_engine, run_floor, run_generate, settle
 from benchmarks.training_step import credited, fixed_trajectories, ours
 from hrm_agent.testing import tiny_network
-from hrm_agent.training.batch import ForwardName
+from hrm_agent.training.update.batch import ForwardName
 
 LAYERS = 28
 LARGE: dict[str, Any] = {

@@ -28,10 +28,10 @@ from rich.table import Table
 
 from hrm_agent.models import load_policy
 from hrm_agent.runtime.episode import EpisodeRunner
-from hrm_agent.training.configs import CollectConfig
-from hrm_agent.training.rollout import group_episodes, open_run, rollout
+from hrm_agent.training.config.commands import CollectConfig
+from hrm_agent.training.rollout.rollout import group_episodes, open_run, rollout
 from hrm_agent.training.tasks import load_tasks
-from hrm_agent.training.worker_pool import RolloutWorkers, opened_workers
+from hrm_agent.training.workers.pool import RolloutWorkers, opened_workers
 
 POLICY = "builtin:cold-start"
 MAX_TOKENS = 256

@@ -29,7 +29,7 @@ from rich.table import Table
 from hrm_agent.rewards import Rollout, Rubric, answer_is, opened_scorer
 from hrm_agent.rewards.rollout import arguments_of, as_score, scoring_of
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.training.rescoring import rescore
+from hrm_agent.training.records.rescoring import rescore
 from hrm_agent.trajectory import (
     BranchReason,
     Call,

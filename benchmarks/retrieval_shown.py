@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.chunking.ways import shared_data
+from hrm_agent.basics.intervals import bootstrapped
 from hrm_agent.graphs.research.sources import GAP, Source, evidence
 from hrm_agent.graphs.research.state import ResearchContext
 from hrm_agent.graphs.research.tools import Toolbox
-from hrm_agent.intervals import bootstrapped
 from hrm_agent.retrieval.evaluation.questions import QuestionSet, RetrievalQuestion, read_questions
 from hrm_agent.retrieval.evaluation.spans import Piece, overlap
 from hrm_agent.retrieval.index import Chunking, DocumentIndex

@@ -46,14 +46,14 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from hrm_agent.store import open_store
 from hrm_agent.testing import tiny_network
-from hrm_agent.training.advantages import group_advantages
-from hrm_agent.training.batch import ForwardName, MicroBatch, build_batches, kept_rows, micro_batches
-from hrm_agent.training.logprobs.log_softmax import chosen_logprobs
-from hrm_agent.training.logprobs.padded import side_by_side
-from hrm_agent.training.logprobs.vocabulary_chunks import logprobs_from_hidden
-from hrm_agent.training.objectives import LossOptions
-from hrm_agent.training.optimizer_step import policy_update
-from hrm_agent.training.roc import select
+from hrm_agent.training.select.roc import select
+from hrm_agent.training.update.advantages import group_advantages
+from hrm_agent.training.update.batch import ForwardName, MicroBatch, build_batches, kept_rows, micro_batches
+from hrm_agent.training.update.logprobs.log_softmax import chosen_logprobs
+from hrm_agent.training.update.logprobs.padded import side_by_side
+from hrm_agent.training.update.logprobs.vocabulary_chunks import logprobs_from_hidden
+from hrm_agent.training.update.objectives import LossOptions
+from hrm_agent.training.update.optimizer_step import policy_update
 from hrm_agent.trajectory import (
     BranchReason,
     Call,

@@ -1,6 +1,6 @@
 """Configurations: one pydantic object per command, filled from a TOML file and then from flags.
 
-The config classes stand in `hrm_agent.training.configs` and `hrm_agent.runtime.settings`; this is what they share. An
+The config classes stand in `hrm_agent.training.config.commands` and `hrm_agent.runtime.settings`; this is what they share. An
 unknown key is refused with the nearest one that exists. The configuration of a run is saved beside it as `config.toml`,
 which `--config` reads, and a run is not resumed under another one.
 
@@ -19,8 +19,8 @@ from typing import Any, TypeVar, cast, get_args
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hrm_agent.basics.files import replacing
 from hrm_agent.errors import ConfigError, RunError, nearest
-from hrm_agent.files import replacing
 
 __all__ = [
     "BY_MODEL",

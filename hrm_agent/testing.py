@@ -128,7 +128,7 @@ def tiny_network(seed: int = 0, **sizes: Any) -> PreTrainedModel:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from hrm_agent.models.policy_loader import model_folder
+    from hrm_agent.models.loading.policy_loader import model_folder
 
     config = AutoConfig.from_pretrained(model_folder("builtin:cold-start"), **sizes)
     with torch.random.fork_rng(devices=[]):
@@ -144,7 +144,7 @@ def tiny_model(folder: Path, seed: int = 0, **sizes: Any) -> Path:
     """
     from transformers import AutoTokenizer
 
-    from hrm_agent.models.policy_loader import model_folder
+    from hrm_agent.models.loading.policy_loader import model_folder
 
     tiny_network(seed, **sizes).save_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(model_folder("builtin:cold-start"))

@@ -7,9 +7,8 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
-from graphlib import TopologicalSorter
 from importlib import import_module
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -17,96 +16,37 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.store import open_store
+from tests.support.structure import PROJECT, SOURCES, arrows, circle, imports, module_of, parsed
 from tests.support.trajectory.samples import make_trajectory
 
-PROJECT = Path(__file__).parents[1]
-OUTSIDE = ("graphs", "training")
-"""Packages of `hrm_agent` whose folders stand at the top of the repository; a link is where they are imported from."""
-WRITTEN_OUT = PROJECT / "hrm_agent" / "cli" / "services" / "project"
-"""What `hrm-agent init` writes: a user's code, which is no module of ours."""
-SOURCES = sorted(
-    path
-    for folder in ("hrm_agent", *OUTSIDE)
-    for path in (PROJECT / folder).rglob("*.py")
-    if not {WRITTEN_OUT, *(PROJECT / "hrm_agent" / name for name in OUTSIDE)} & set(path.parents)
-)
 ALLOWED: dict[str, set[str]] = {
     "hrm_agent": {"hrm_agent.runtime"},  # `record`, when it is asked for
     "hrm_agent.errors": set(),
-    "hrm_agent.files": {"hrm_agent.errors"},
-    "hrm_agent.frozen_heap": set(),
-    "hrm_agent.http_client": set(),
-    "hrm_agent.http_server": {"hrm_agent.errors", "hrm_agent.strict_json"},
-    "hrm_agent.intervals": set(),
-    "hrm_agent.strict_json": {"hrm_agent.errors"},
-    "hrm_agent.unicode": set(),
-    "hrm_agent.async_bridge": {"hrm_agent.guarded_loop"},
-    "hrm_agent.guarded_loop": set(),
-    "hrm_agent.bounded": set(),
-    "hrm_agent.plotting": {"hrm_agent.errors"},
+    "hrm_agent.basics": {"hrm_agent.errors"},
     "hrm_agent.langgraph_format": set(),
-    "hrm_agent.config": {"hrm_agent.errors", "hrm_agent.files"},
-    "hrm_agent.answers": {"hrm_agent.unicode"},
-    "hrm_agent.markup": set(),
-    "hrm_agent.trajectory": {
-        "hrm_agent",
-        "hrm_agent.bounded",
-        "hrm_agent.errors",
-        "hrm_agent.files",
-        "hrm_agent.langgraph_format",
-        "hrm_agent.markup",
-    },
-    "hrm_agent.pages": {"hrm_agent.errors", "hrm_agent.markup", "hrm_agent.trajectory"},
+    "hrm_agent.config": {"hrm_agent.basics", "hrm_agent.errors"},
+    "hrm_agent.answers": {"hrm_agent.basics"},
+    "hrm_agent.trajectory": {"hrm_agent", "hrm_agent.basics", "hrm_agent.errors", "hrm_agent.langgraph_format"},
+    "hrm_agent.pages": {"hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.draws": {"hrm_agent.errors", "hrm_agent.langgraph_format", "hrm_agent.trajectory"},
     "hrm_agent.import_by_name": {"hrm_agent.errors", "hrm_agent.trajectory"},
-    "hrm_agent.retrieval": {
-        "hrm_agent.answers",
-        "hrm_agent.errors",
-        "hrm_agent.files",
-        "hrm_agent.intervals",
-        "hrm_agent.plotting",
-        "hrm_agent.trajectory",
-        "hrm_agent.unicode",
-    },
-    "hrm_agent.environment": {
-        "hrm_agent",
-        "hrm_agent.async_bridge",
-        "hrm_agent.bounded",
-        "hrm_agent.errors",
-        "hrm_agent.guarded_loop",
-        "hrm_agent.http_client",
-        "hrm_agent.http_server",
-        "hrm_agent.strict_json",
-        "hrm_agent.trajectory",
-        "hrm_agent.unicode",
-    },
-    "hrm_agent.models": {
-        "hrm_agent.async_bridge",
-        "hrm_agent.bounded",
-        "hrm_agent.errors",
-        "hrm_agent.files",
-        "hrm_agent.guarded_loop",
-        "hrm_agent.http_client",
-        "hrm_agent.trajectory",
-        "hrm_agent.unicode",
-    },
+    "hrm_agent.retrieval": {"hrm_agent.answers", "hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
+    "hrm_agent.environment": {"hrm_agent", "hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
+    "hrm_agent.models": {"hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
     "hrm_agent.tools": {
         "hrm_agent.answers",
-        "hrm_agent.async_bridge",
-        "hrm_agent.bounded",
+        "hrm_agent.basics",
         "hrm_agent.environment",
         "hrm_agent.errors",
-        "hrm_agent.http_client",
         "hrm_agent.import_by_name",
         "hrm_agent.langgraph_format",
         "hrm_agent.models",
         "hrm_agent.retrieval",
         "hrm_agent.trajectory",
-        "hrm_agent.unicode",
     },
     "hrm_agent.rewards": {
         "hrm_agent.answers",
-        "hrm_agent.async_bridge",
+        "hrm_agent.basics",
         "hrm_agent.environment",
         "hrm_agent.errors",
         "hrm_agent.import_by_name",
@@ -114,10 +54,8 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.trajectory",
     },
     "hrm_agent.store": {
-        "hrm_agent.bounded",
+        "hrm_agent.basics",
         "hrm_agent.errors",
-        "hrm_agent.files",
-        "hrm_agent.guarded_loop",
         "hrm_agent.import_by_name",
         "hrm_agent.langgraph_format",
         "hrm_agent.trajectory",
@@ -150,37 +88,6 @@ def home_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def module_of(path: Path) -> str:
-    name = ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
-    return name if name.split(".")[0] == "hrm_agent" else f"hrm_agent.{name}"
-
-
-@cache
-def parsed(text: str) -> ast.Module:
-    return ast.parse(text)
-
-
-@cache
-def imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
-    """Modules that a file imports, those inside functions included, and those under TYPE_CHECKING if wanted."""
-    return frozenset(_imports(path, for_types))
-
-
-def _imports(path: Path, for_types: bool) -> Iterator[str]:
-    nodes = list[ast.AST]([parsed(path.read_text(encoding="utf-8"))])
-    while nodes:
-        node = nodes.pop()
-        match node:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")) if not for_types:
-                nodes += node.orelse
-            case ast.Import():
-                yield from (alias.name for alias in node.names)
-            case ast.ImportFrom(module=str(module)):
-                yield from (f"{module}.{alias.name}" for alias in node.names)
-            case _:
-                nodes += ast.iter_child_nodes(node)
-
-
 def test_imports_point_one_way() -> None:
     assert {home_of(module_of(path)) for path in SOURCES} <= ALLOWED.keys(), "a package without a place in the order"
     wrong = {module_of(path): found for path in SOURCES if (found := wrong_imports(path))}
@@ -210,25 +117,9 @@ def test_training_reaches_agents_only_through_the_front_door() -> None:
 
 def test_no_package_goes_round_in_a_circle() -> None:
     """In every package, its modules and packages can be put in an order in which each imports earlier ones only."""
-    modules = {module_of(path): path for path in SOURCES}
-    arrows = {(name, owner(each, modules)) for name, path in modules.items() for each in imports(path, for_types=False)}
-    for package in (name for name, path in modules.items() if path.name == "__init__.py"):
-        below = {(part_of(a, package), part_of(b, package)) for a, b in arrows}
-        TopologicalSorter(
-            {a: {y for x, y in below if x == a and y not in {a, ""}} for a, _ in below if a}
-        ).prepare()  # raises CycleError, which names the circle
-
-
-def owner(imported: str, modules: Collection[str]) -> str:
-    """The module that an import is answered by: `a.b.name` -> `a.b`."""
-    while imported and imported not in modules:
-        imported = imported.rpartition(".")[0]
-    return imported
-
-
-def part_of(module: str, package: str) -> str:
-    """The child of `package` that `module` is, or lies in; empty if it is none."""
-    return module[len(package) + 1 :].split(".")[0] if module.startswith(f"{package}.") else ""
+    pairs = arrows()
+    packages = [module_of(path) for path in SOURCES if path.name == "__init__.py"]
+    assert {package: found for package in packages if (found := circle(package, pairs))} == {}
 
 
 HEAVY = {"torch", "transformers"}
@@ -239,7 +130,7 @@ KEPT_OUT = {
     "from hrm_agent.graphs import reasoning, research, tool_loop": HEAVY,
     "import hrm_agent.runtime.episode, hrm_agent.runtime.selection.strategies": HEAVY,
     "import hrm_agent.cli.records.history, hrm_agent.cli.records.lint, hrm_agent.cli.runs.run": HEAVY,
-    "import hrm_agent.training.collect, hrm_agent.training.evaluation.evaluate": HEAVY,
+    "import hrm_agent.training.rollout.collect, hrm_agent.training.evaluation.evaluate": HEAVY,
 }
 """What is not imported by a program, nor by those above it: all run in one process."""
 
@@ -336,8 +227,8 @@ def test_files_say_what_they_are() -> None:
 EVERY_FIELD = {
     "hrm_agent.config",
     "hrm_agent.runtime.settings",
-    "hrm_agent.training.config_parts",
-    "hrm_agent.training.configs",
+    "hrm_agent.training.config.parts",
+    "hrm_agent.training.config.commands",
     "hrm_agent.trajectory.call_facts",
     "hrm_agent.trajectory.enums",
     "hrm_agent.trajectory.schema",

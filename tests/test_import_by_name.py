@@ -14,9 +14,9 @@ import pytest
 from hrm_agent.errors import ConfigError
 from hrm_agent.import_by_name import file_named, import_by_name, natural_name, stem_of, types_by_name
 from hrm_agent.store import open_store
-from hrm_agent.store.refusals import RefusedValue, UnknownType
-from hrm_agent.store.serializer import StrictSerializer
-from hrm_agent.store.verification import ValueCount, verify
+from hrm_agent.store.upkeep.verification import ValueCount, verify
+from hrm_agent.store.values.refusals import RefusedValue, UnknownType
+from hrm_agent.store.values.serializer import StrictSerializer
 
 MODELS = """
 from enum import Enum

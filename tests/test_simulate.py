@@ -16,8 +16,7 @@ from benchmarks.simulate.engine import EngineModel, Sequence, SimulatedEngine
 from benchmarks.simulate.fleet import Outcome, simulate
 from benchmarks.simulate.workload import Planned, Turn, Workload, drawn
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.length_curve import LengthCurve
-from hrm_agent.training.scheduling_policies import POLICIES, scheduling_policy
+from hrm_agent.training.engines.policies import POLICIES, LengthCurve, scheduling_policy
 
 MODEL = EngineModel(0.008, 0.003, 1e-6, 1e-3, capacity_tokens=4_096, block_tokens=16, max_running=64)
 SMALL = Workload(groups=6, group_size=4, prompt_tokens=40, mean_response=200, max_response=600, tool_tokens=20)

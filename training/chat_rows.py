@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, cast
 
-from hrm_agent.trajectory.shown import REASONING, thoughts_of
+from hrm_agent.trajectory.words import REASONING, thoughts_of
 
 __all__ = ["chat_of"]
 

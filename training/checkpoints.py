@@ -28,11 +28,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hrm_agent.errors import RunError
 
-__all__ = ["MANIFEST", "Checkpoints", "damage", "has_model", "keep_model"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["MANIFEST", "Checkpoints", "damage", "has_model", "keep_model", "save_policy"]
 
 MANIFEST = "manifest.json"
 """Written last; a folder without it is not whole."""
@@ -271,3 +274,11 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path, card: str) -> None:
+    """Weights (safetensors), configuration, tokenizer with chat template, and the model card as README.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, max_shard_size="100TB")  # one file: a checkpoint is read back from it
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(card, encoding="utf-8")

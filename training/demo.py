@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hrm_agent.intervals import Estimate
+from hrm_agent.basics.intervals import Estimate
 from hrm_agent.runtime.episode import Episode, OnUpdate
 from hrm_agent.runtime.settings import GraphSettings, RolloutSettings, RunSettings
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig, DemoConfig
+from hrm_agent.training.config.commands import CollectConfig, DemoConfig
+from hrm_agent.training.config.fitted import decided, fit
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
-from hrm_agent.training.fitted_config import decided, fit
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import METRICS_FILE, read_metrics
-from hrm_agent.training.plots import plot_curves
-from hrm_agent.training.rollout import open_run, run_id_of
+from hrm_agent.training.plots.plots import plot_curves
+from hrm_agent.training.rollout.collect import collect
+from hrm_agent.training.rollout.rollout import open_run, run_id_of
 from hrm_agent.trajectory import TaskRef, Trajectory
 
 __all__ = ["DemoReport", "OnProgress", "demo"]
@@ -72,7 +72,7 @@ class DemoReport(BaseModel):
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        from hrm_agent.markup import fragment, pairs, table
+        from hrm_agent.basics.markup import fragment, pairs, table
 
         facts = [("steps", self.steps), ("answer", self.answer), ("model", self.model), ("trajectory", self.solved)]
         return fragment(table(("held-out problems", "before", "after"), self.rows(), "Demo"), pairs(facts))

@@ -11,7 +11,7 @@ log-probs as the old ones, the update depends on the tokens alone. So a run whos
 steps since the one before again, from the rollouts on record, to the same weights; and `train` with more steps than a
 run has taken continues it, to the weights of a run that was begun with so many, if the learning rates agree.
 
-With `versions_behind` rollouts of coming steps are under way while a step is taken (`hrm_agent.training.ahead`). Which
+With `versions_behind` rollouts of coming steps are under way while a step is taken (`hrm_agent.training.rollout.ahead`). Which
 weights sample a token is then a matter of time, so two such runs differ; what is on record is trained on as it is.
 """
 
@@ -33,30 +33,24 @@ from accelerate import Accelerator
 
 from hrm_agent.models import Engine
 from hrm_agent.runtime.episode import refuse_other_roles
-from hrm_agent.training.ahead import StepsUnderWay, with_bound
-from hrm_agent.training.batch import ForwardName, MicroBatch, build_batches, left_out
-from hrm_agent.training.carry_over import Carried, CarryOver
-from hrm_agent.training.collector import Collector
-from hrm_agent.training.config_parts import TrainingStage
-from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.difference_bound import refuse_difference
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.fitted import decided, fit
+from hrm_agent.training.config.parts import TrainingStage
 from hrm_agent.training.evaluation.evaluate import group_metrics
-from hrm_agent.training.fitted_config import decided, fit
-from hrm_agent.training.follower import follow, led
+from hrm_agent.training.evaluation.step_metrics import roles_of_step, rollout_metrics
 from hrm_agent.training.keeper import Keeper
-from hrm_agent.training.learner import Learner
 from hrm_agent.training.metrics import Phases, Row
-from hrm_agent.training.mini_batches import split_kept
-from hrm_agent.training.parallel import Ranks, several_ranks
-from hrm_agent.training.rank_rollouts import opened_ranks
-from hrm_agent.training.roc import is_positive, outcome_of
-from hrm_agent.training.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
-from hrm_agent.training.scoring import Score, scoring_by
-from hrm_agent.training.source import StepPlan, TaskSource, held_out, key_of, tasks_of_run
-from hrm_agent.training.step_metrics import roles_of_step, rollout_metrics
-from hrm_agent.training.tasks import Task
-from hrm_agent.training.tasks.sources import keep_sources
-from hrm_agent.training.verdicts import (
+from hrm_agent.training.ranks.learner import follow, led
+from hrm_agent.training.ranks.processes import Ranks, several_ranks
+from hrm_agent.training.ranks.rollouts import opened_ranks
+from hrm_agent.training.rollout.ahead import StepsUnderWay, with_bound
+from hrm_agent.training.rollout.groups import Collector
+from hrm_agent.training.rollout.rollout import Attempts, open_run, run_id_of, steps_with_rollouts
+from hrm_agent.training.rollout.scoring import Score, scoring_by
+from hrm_agent.training.rollout.source import StepPlan, TaskSource, held_out, key_of, tasks_of_run
+from hrm_agent.training.select.carry_over import Carried, CarryOver
+from hrm_agent.training.select.roc import is_positive, outcome_of
+from hrm_agent.training.select.verdicts import (
     credited_overlays,
     explained,
     judge,
@@ -64,7 +58,12 @@ from hrm_agent.training.verdicts import (
     refuse_hopeless,
     selection_metrics,
 )
-from hrm_agent.training.worker_pool import opened_workers, refuse_unsendable
+from hrm_agent.training.tasks import Task
+from hrm_agent.training.tasks.sources import keep_sources
+from hrm_agent.training.update.batch import ForwardName, MicroBatch, build_batches, left_out, split_kept
+from hrm_agent.training.update.difference_bound import refuse_difference
+from hrm_agent.training.update.learner import Learner
+from hrm_agent.training.workers.pool import opened_workers, refuse_unsendable
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict
 
 __all__ = ["Settled", "TrainingRun", "mini_batches", "train"]
@@ -87,7 +86,7 @@ async def train(
     """
     config = fit(config)
     if config.source:
-        raise ValueError("runs on record are learned from by `hrm_agent.training.offline.train_on_record`")
+        raise ValueError("runs on record are learned from by `hrm_agent.training.records.offline.train_on_record`")
     with several_ranks(config) as ranks:
         if ranks is not None and not ranks.leads:
             await follow(ranks)

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.files import read_whole, replacing
+from hrm_agent.basics.files import read_whole, replacing
 from hrm_agent.training.checkpoints import Checkpoints, keep_model, write_whole
-from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.learner import Learner
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.metrics import METRICS_FILE, MetricsLog, Row, read_metrics
-from hrm_agent.training.schedule import Schedule, refuse_other_course
-from hrm_agent.training.source import RunProgress
+from hrm_agent.training.rollout.source import RunProgress
+from hrm_agent.training.update.learner import Learner
+from hrm_agent.training.update.schedule import Schedule, refuse_other_course
 
 __all__ = ["Keeper"]
 

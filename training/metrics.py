@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import psutil
 
-from hrm_agent.files import json_line, replacing
+from hrm_agent.basics.files import json_line, replacing
 
 __all__ = [
     "METRICS_FILE",

@@ -36,25 +36,24 @@ from transformers import PreTrainedModel
 from hrm_agent.errors import ConfigError, RunError, TaskError
 from hrm_agent.models.engine import Codec, TemplateMismatch
 from hrm_agent.models.model_facts import facts_of_loaded
-from hrm_agent.training.adapter import Adapter
 from hrm_agent.training.chat_rows import chat_of
 from hrm_agent.training.checkpoints import Checkpoints
-from hrm_agent.training.configs import SftConfig
-from hrm_agent.training.fitted_config import decided, fit_sft, left_open, with_values
-from hrm_agent.training.gradients import SkippedSteps, step_if_finite
-from hrm_agent.training.logprobs.packed import usable_forward
+from hrm_agent.training.config.commands import SftConfig
+from hrm_agent.training.config.fitted import decided, fit_sft, left_open, with_values
 from hrm_agent.training.metrics import MetricsLog
-from hrm_agent.training.model_mode import learning_from_texts
-from hrm_agent.training.optimizers import RunningMean, make_optimizers
-from hrm_agent.training.schedule import Schedule, dropout_seed, refuse_other_course
-from hrm_agent.training.sft_gradient import Example, gradient_of_batch
+from hrm_agent.training.update.adapters import Adapter
+from hrm_agent.training.update.gradients import SkippedSteps, step_if_finite
+from hrm_agent.training.update.logprobs.packed import usable_forward
+from hrm_agent.training.update.model_mode import learning_from_texts
+from hrm_agent.training.update.optimizers import RunningMean, make_optimizers
+from hrm_agent.training.update.schedule import Schedule, dropout_seed, refuse_other_course
+from hrm_agent.training.update.sft_gradient import Example, gradient_of_batch
 from hrm_agent.trajectory import derive_seed
 
 __all__ = [
     "Conversation",
     "Example",
     "read_chats",
-    "save_policy",
     "tokenize",
     "train_sft",
 ]
@@ -301,14 +300,6 @@ def _read_chat(line: str, place: str) -> Conversation:
     if not any(isinstance(message, AIMessage) for message in messages):
         raise TaskError(f"{place} has no assistant message to learn from.", "Add the answer, or drop the line.")
     return conversation
-
-
-def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path, card: str) -> None:
-    """Weights (safetensors), configuration, tokenizer with chat template, and the model card as README.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, max_shard_size="100TB")  # one file: a checkpoint is read back from it
-    tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _batches(examples: Sequence[Example], steps: int, batch_size: int, seed: int) -> Iterator[list[Example]]:

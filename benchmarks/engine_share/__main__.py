@@ -35,7 +35,7 @@ from rich.table import Table
 
 from benchmarks.engine_share.networks import SIZES
 from benchmarks.engine_share.peers import peers
-from hrm_agent.plotting import new_figure, save_figure
+from hrm_agent.basics.plotting import new_figure, save_figure
 
 GOAL = 0.85
 """Of the CPU seconds, from 100 million parameters on."""

@@ -29,8 +29,8 @@ from benchmarks.rollout_profile.measured import (
 )
 from hrm_agent.models import load_policy
 from hrm_agent.store import open_store
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.config.commands import CollectConfig
+from hrm_agent.training.rollout.collect import collect
 
 Seconds = dict[str, float]
 

@@ -17,7 +17,7 @@ from benchmarks.engine_share.measured import collected
 from benchmarks.engine_share.networks import network
 from benchmarks.rollout_profile.measured import POLICY
 from hrm_agent.models import load_policy
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.store import open_store
 
 __all__ = ["PEERS", "peers"]

@@ -32,8 +32,8 @@ from hrm_agent.models import GenerationRequest, load_policy
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.store import open_store
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.config.commands import CollectConfig
+from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.tasks import load_tasks
 
 POLICY = "builtin:cold-start"

@@ -27,7 +27,7 @@ from benchmarks.simulate.fleet import Outcome
 from benchmarks.simulate.report import Found, compared, costs, draw_engines, draw_shares
 from benchmarks.simulate.workload import Workload
 from hrm_agent.errors import HrmError
-from hrm_agent.training.scheduling_policies import POLICIES
+from hrm_agent.training.engines.policies import POLICIES
 
 LIMITS = {8_000: 3_000.0, 12_000: 5_000.0}
 """Longest response -> mean response: the paper's go from 1K to 4K with the first limit, to 6K with the second."""

@@ -14,8 +14,7 @@ from benchmarks.simulate.engine import EngineModel
 from benchmarks.simulate.fleet import Outcome, simulate
 from benchmarks.simulate.workload import Planned, Workload, drawn
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.length_curve import LengthCurve
-from hrm_agent.training.scheduling_policies import scheduling_policy
+from hrm_agent.training.engines.policies import LengthCurve, scheduling_policy
 
 ENGINES = Path(__file__).with_name("engines")
 FIXED_LIMITS = (0.8, 1.0, 1.2, 1.4, 1.7)

@@ -18,7 +18,7 @@ import numpy as np
 import simpy
 
 from benchmarks.simulate.blocks import Blocks
-from hrm_agent.training.iteration_costs import IterationCosts
+from hrm_agent.training.engines.costs import IterationCosts
 
 
 @dataclass(frozen=True)

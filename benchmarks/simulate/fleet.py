@@ -19,10 +19,9 @@ from benchmarks.simulate.engine import EngineModel, SimulatedEngine
 from benchmarks.simulate.engine import Sequence as EngineSequence
 from benchmarks.simulate.workload import Planned
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.training.engine_routing import EngineRouter
-from hrm_agent.training.length_curve import LengthCurve
-from hrm_agent.training.scheduler import RolloutScheduler
-from hrm_agent.training.scheduling_policies import SchedulingPolicy
+from hrm_agent.training.engines.policies import LengthCurve, SchedulingPolicy
+from hrm_agent.training.engines.router import EngineRouter
+from hrm_agent.training.engines.scheduler import RolloutScheduler
 from hrm_agent.trajectory import FinishReason, Sampling
 
 LOOK_SECONDS = 1.0

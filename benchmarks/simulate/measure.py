@@ -23,7 +23,7 @@ import httpx
 
 from benchmarks.simulate.engine import EngineModel
 from benchmarks.simulate.servers import BLOCK_TOKENS, random_model, servers
-from hrm_agent.training.iteration_costs import fit_iterations, random_prompt
+from hrm_agent.training.engines.costs import fit_iterations, random_prompt
 
 SEQUENCES = (1, 2, 4, 8, 16, 32)
 

@@ -38,10 +38,9 @@ from hrm_agent.errors import HrmError
 from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.vllm.server import parse_address
 from hrm_agent.models.vllm.weights import WeightsClient
-from hrm_agent.training.engine_routing import EngineRouter
-from hrm_agent.training.length_curve import LengthCurve
-from hrm_agent.training.scheduler import RolloutScheduler
-from hrm_agent.training.scheduling_policies import SchedulingPolicy, scheduling_policy
+from hrm_agent.training.engines.policies import LengthCurve, SchedulingPolicy, scheduling_policy
+from hrm_agent.training.engines.router import EngineRouter
+from hrm_agent.training.engines.scheduler import RolloutScheduler
 from hrm_agent.trajectory import FinishReason, Sampling
 
 POLICIES = ("static_rollouts", "static_prompts", "least_requests", "safe_maximum", "expected_peak")

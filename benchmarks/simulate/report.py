@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.simulate.cases import Case
 from benchmarks.simulate.fleet import Outcome
-from hrm_agent.plotting import new_figure, save_figure
+from hrm_agent.basics.plotting import new_figure, save_figure
 
 BYTES_A_ROLLOUT = 13_500
 """Of the store, for a rollout of the demo with 1.9 calls and a few hundred tokens: state, messages, tool calls."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.models.vllm.weights import EXTENSION, EXTENSION_FOLDER
 from tests.support.vllm.server import MISSING, VllmServer, find_python
 

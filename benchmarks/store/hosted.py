@@ -18,9 +18,9 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 
 from benchmarks.store.measure import Row
 from benchmarks.store.ways import Places
-from hrm_agent.models.external_models import record_external_models
+from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.maintenance import stats
+from hrm_agent.store.upkeep.maintenance import stats
 from hrm_agent.trajectory import Journal, Recording, recording
 
 __all__ = ["growth_of_journal", "step_cost"]

@@ -62,7 +62,7 @@ from hrm_agent.graphs.research.state import (
 from hrm_agent.graphs.research.support import new_statements, reasons_against, support_checks, support_text
 from hrm_agent.graphs.research.tools import Toolbox
 from hrm_agent.models import was_cut
-from hrm_agent.retrieval.checked_text import CheckedText, check, quoted_again
+from hrm_agent.retrieval.citations.checked_text import CheckedText, check, quoted_again
 from hrm_agent.tools.load_tools import as_tools
 from hrm_agent.trajectory import StopReason
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from hrm_agent.answers.typed_reply import UnparsableAnswer, one_line, read_as
 from hrm_agent.graphs.research.state import ResearchQuestion
-from hrm_agent.retrieval.citations import CITATION_LIST
+from hrm_agent.retrieval.citations.quotes import CITATION_LIST
 
 __all__ = ["PlannedQuestion", "ResearchPlan", "earlier_lines", "reading", "whole_question"]
 

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
 
 from hrm_agent.answers.typed_reply import one_line
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.retrieval.passages import Extract, best_passages, scored_passages
-from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["Source", "around", "display", "display_hits", "evidence", "new_source", "renamed", "same_source", "scheme"]
 

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict  # typing's has too little for LangGraph
 from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.budget import BudgetShare, Prices, Remaining, Usage, merge_usage, refuse_limits, remaining
 from hrm_agent.graphs.research.sources import Source
-from hrm_agent.retrieval.citations import Citation
+from hrm_agent.retrieval.citations.quotes import Citation
 from hrm_agent.retrieval.index.fusion import MODES
 from hrm_agent.tools.load_tools import load_tools
 

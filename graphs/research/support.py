@@ -16,7 +16,7 @@ from hrm_agent.graphs.parts.prompts import support_request
 from hrm_agent.graphs.parts.support import SupportReply, SupportVerdict
 from hrm_agent.graphs.research.sources import Source, around
 from hrm_agent.graphs.research.state import SupportCheck
-from hrm_agent.retrieval.checked_text import Statement
+from hrm_agent.retrieval.citations.checked_text import Statement
 
 __all__ = ["new_statements", "reasons_against", "support_checks", "support_text"]
 

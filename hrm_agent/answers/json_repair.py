@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hrm_agent.answers.final_answer import own_text
-from hrm_agent.unicode import without_surrogates
+from hrm_agent.basics.unicode import without_surrogates
 
 __all__ = ["json_values"]
 

@@ -24,9 +24,9 @@ from textwrap import wrap
 from typing import TextIO
 
 from hrm_agent import __version__
+from hrm_agent.basics.frozen_heap import begin_program
+from hrm_agent.basics.unicode import for_terminal
 from hrm_agent.errors import ConfigError, HrmError, StoreFullError, nearest, to_install
-from hrm_agent.frozen_heap import begin_program
-from hrm_agent.unicode import for_terminal
 
 __all__ = ["COMMANDS", "COMMAND_GROUPS", "command_list", "fitted", "main", "module_of"]
 

@@ -4,7 +4,7 @@ from hrm_agent.models.call_recording import was_cut
 from hrm_agent.models.chat import PolicyModel, invalid_tool_calls, policy
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy, using_policy
 from hrm_agent.models.engine import Codec, Completion, Engine, GenerationRequest
-from hrm_agent.models.policy_loader import DEFAULT_POLICY, load_policy
+from hrm_agent.models.loading.policy_loader import DEFAULT_POLICY, load_policy
 
 __all__ = [
     "DEFAULT_POLICY",

@@ -34,7 +34,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, ConfigDict, Field
 
-from hrm_agent.bounded import remember
+from hrm_agent.basics.bounded import remember
 from hrm_agent.errors import StoreError
 from hrm_agent.models.call_recording import (
     PendingCall,
@@ -50,8 +50,8 @@ from hrm_agent.models.codec.messages import INVALID_CALLS, invalid_tool_calls
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest, TextStream
 from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options, sent_sampling
+from hrm_agent.models.loading.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.own_defaults import with_limit
-from hrm_agent.models.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
 from hrm_agent.trajectory import Call, GraphIdentity, Sampling, active_recording, open_recording
 from hrm_agent.trajectory.identity import graph_identity, metadata_of

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from hrm_agent.async_bridge import call_in_thread
+from hrm_agent.basics.async_bridge import call_in_thread
 from hrm_agent.errors import ModelError
 from hrm_agent.models.call_recording import PendingCall
 from hrm_agent.trajectory import Sampling, SentSampling

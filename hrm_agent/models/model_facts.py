@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from hrm_agent.models.cached.downloads import reach_hub
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.models.own_defaults import OWN_KEY, OwnDefaults, own_defaults, usual_answer
-from hrm_agent.models.policy_loader import model_folder
 
 __all__ = ["ModelFacts", "ModelSize", "facts_of", "facts_of_loaded"]
 

@@ -36,7 +36,7 @@ class LoadOptions:
     adapter: str | None = None
     """Folder or hub name of a LoRA adapter that PEFT knows."""
     kernel: str = "auto"
-    """How a CPU multiplies by weights in 4 bits: `plain`; `auto` is packed where it can be (`hrm_agent.models.nf4`)."""
+    """How a CPU multiplies by weights in 4 bits: `plain`; `auto` is packed where it can be (`hrm_agent.models.loading.load_weights`)."""
 
 
 @dataclass(frozen=True, slots=True)

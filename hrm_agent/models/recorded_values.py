@@ -22,11 +22,11 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel, ValidationError
 
+from hrm_agent.basics.unicode import find_surrogate, text_of, without_surrogates
 from hrm_agent.errors import HrmError, ModelError
 from hrm_agent.trajectory import Call
 from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.message_dump import message_dump
-from hrm_agent.unicode import find_surrogate, text_of, without_surrogates
 
 __all__ = [
     "OWN_FACTS",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hrm_agent.markup import Html, cut, element, join
+from hrm_agent.basics.markup import Html, cut, element, join
 
 __all__ = ["code_block"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from hrm_agent.basics.markup import Html, document, element, join, pairs, table
 from hrm_agent.errors import StoreError
-from hrm_agent.markup import Html, document, element, join, pairs, table
 from hrm_agent.pages.run import anchor, article, fact, tool_strip, verdict_mark
 from hrm_agent.trajectory import Overlay, Scoring, Trajectory, Verdict
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from hrm_agent.markup import Html, cut, document, element, join, pairs, table
+from hrm_agent.basics.markup import Html, cut, document, element, join, pairs, table
 from hrm_agent.pages.code import code_block
 from hrm_agent.trajectory import Call, Overlay, Scoring, ToolCall, ToolStatus, Trajectory, Turn, Verdict
-from hrm_agent.trajectory.shown import code_of, text_of, thoughts_of
 from hrm_agent.trajectory.words import (
     call_facts,
+    code_of,
     credited,
     header_facts,
     in_order,
@@ -21,6 +21,8 @@ from hrm_agent.trajectory.words import (
     penalty_lines,
     score_text,
     scoring_text,
+    text_of,
+    thoughts_of,
     tool_call_facts,
 )
 

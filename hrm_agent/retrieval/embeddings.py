@@ -24,8 +24,8 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import ConfigError, RetrievalError, to_install
-from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["DIMENSIONS", "StaticEmbeddings", "Vectors", "load_embeddings", "name_of", "unit", "vectors_of"]
 

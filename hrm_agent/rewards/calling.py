@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from hrm_agent.async_bridge import ReusedThreads
+from hrm_agent.basics.async_bridge import ReusedThreads
 from hrm_agent.errors import HrmError, place_of
 from hrm_agent.rewards.rollout import Rollout, arguments_of, as_score, storable
 from hrm_agent.rewards.rubric import Reward, Rubric

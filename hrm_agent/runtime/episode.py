@@ -35,8 +35,8 @@ from hrm_agent.errors import (
     UnstorableError,
 )
 from hrm_agent.models import Backend, load_policy, using_policy
-from hrm_agent.models.external_models import record_external_models
-from hrm_agent.models.substitute import standing_in
+from hrm_agent.models.external.recorded import record_external_models
+from hrm_agent.models.external.substitute import standing_in
 from hrm_agent.runtime.episode_request import Episode
 from hrm_agent.runtime.execution.answer_path import check_answer_path
 from hrm_agent.runtime.execution.conversation import (
@@ -107,7 +107,7 @@ class EpisodeRunner:
     recursion_limit: int = 200
     """Most steps of the graph; its own budgets should end it long before."""
     stand_in: bool = False
-    """The policy answers for chat models that the graph holds itself (`hrm_agent.models.substitute`)."""
+    """The policy answers for chat models that the graph holds itself (`hrm_agent.models.external.substitute`)."""
     constrain: bool = True
     """Answers are held to the schemas that the graph asks for; a trainer's rollouts are not."""
     own_sampling: bool = False

@@ -5,7 +5,7 @@ The cause is found by an experiment. The step is taken once more from the checkp
 record: what a machine does by chance does not happen twice, what follows from the answers does. So an error is the
 policy's doing if the policy had answered before it, if it is not a failure of a machine or a service, and if the same
 answers lead to the same error at the same place. (Where every rollout of a prompt raises, whatever the policy wrote,
-the graph does so by itself: `hrm_agent.training.roc` looks at that.)
+the graph does so by itself: `hrm_agent.training.select.roc` looks at that.)
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import errno
 import sqlite3
 from collections.abc import Iterator
 
+from hrm_agent.basics.unicode import text_of
 from hrm_agent.errors import HrmError, TemplateRefusalError, UnstorableError, place_of
 from hrm_agent.trajectory import RunStatus, StopReason, TurnEnd
-from hrm_agent.unicode import text_of
 
 __all__ = ["is_repeated", "may_follow_from_answers", "run_failed"]
 

@@ -1,6 +1,6 @@
 """Sends spans to a collector of OpenTelemetry: OTLP over HTTP, by the standard OTEL_* variables.
 
-Spans are made from the record (`hrm_agent.trajectory.formats.otel_spans`), when a run has ended. That is done in a
+Spans are made from the record (`hrm_agent.trajectory.formats.otel.spans`), when a run has ended. That is done in a
 thread of its own, with a bounded queue: a collector that is slow, wrong or gone costs a run nothing, and is told of
 once. What it missed stays on record, and `hrm-agent export RUN --otlp URL` sends it, with the same ids.
 """
@@ -18,14 +18,14 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.errors import ConfigError, to_install
-from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.runtime.settings import RolloutSettings
 from hrm_agent.trajectory import StopReason, Trajectory
-from hrm_agent.unicode import without_surrogates
 
 if TYPE_CHECKING:
-    from hrm_agent.trajectory.formats.otel_spans import TraceSpan
+    from hrm_agent.trajectory.formats.otel.spans import TraceSpan
 
 __all__ = ["OnEnd", "SpanSender", "exporting", "otlp_exporter", "otlp_sender", "span_exporter"]
 
@@ -86,8 +86,8 @@ class _Sending(Thread):
             self._lose("the collector is too slow")
 
     def run(self) -> None:
-        from hrm_agent.trajectory.formats.messages import RequestHints
-        from hrm_agent.trajectory.formats.otel_spans import spans_of
+        from hrm_agent.trajectory.formats.otel.spans import spans_of
+        from hrm_agent.trajectory.formats.shared.messages import RequestHints
 
         content = RequestHints() if self._content else None
         guard = LoopGuard("otel")
@@ -204,7 +204,7 @@ def _heard() -> Generator[Sequence[str]]:
 def _resource() -> Any:
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
-    from hrm_agent.trajectory.formats.otel import SERVICE
+    from hrm_agent.trajectory.formats.otel.file import SERVICE
 
     found = Resource.create()  # of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
     unnamed = str(found.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
@@ -217,7 +217,7 @@ def _readable(span: TraceSpan, resource: Any) -> Any:
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
     from hrm_agent import __version__
-    from hrm_agent.trajectory.formats.otel import SCOPE, nanoseconds
+    from hrm_agent.trajectory.formats.otel.file import SCOPE, nanoseconds
 
     def place(span_id: str) -> SpanContext:
         flags = TraceFlags(TraceFlags.SAMPLED)

@@ -2,41 +2,304 @@
 
 Tokens lie in a table of their own, as little-endian int32 and float32 bytes. The graph state carries only the call's id
 (inside the message), which keeps checkpoints as small as without tokens.
+
+What nodes drew from clock, `uuid` and `random`: one row for each attempt of a task that drew anything.
+
+The options that a thread was begun with, kept in its store: any process that opens the store can resume the thread.
+
+A text per thread (TOML, for `hrm_agent.config`), sealed like all else. Earlier versions kept it in a file beside the
+store, which is read where the store has none.
+
+What training runs judged: one row for each trajectory of a run.
+
+Scores given to runs on record, by rubric: beside the rewards that a run was recorded with, never in their place.
+
+The tool calls of the journal: found by id, by what they were called with, and by their idempotency key.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.cipher import Cipher
-from hrm_agent.store.cursors import Cursor, answered, placeholders
-from hrm_agent.store.damage import OnDamage, reading
-from hrm_agent.store.database import Database
-from hrm_agent.store.draws import DrawsJournal
-from hrm_agent.store.held_threads import WrittenCall
-from hrm_agent.store.overlays import OverlaysJournal
-from hrm_agent.store.packed_records import plain_mask, plain_numbers, plain_record
-from hrm_agent.store.sent_requests import Sent, copies_of, json_dump, read_requests
-from hrm_agent.store.stored_messages import NeedsItsType, PlainMessages
+from hrm_agent.store.database.cursors import Cursor, WriteCursor, answered, placeholders
+from hrm_agent.store.database.database import Database
+from hrm_agent.store.database.held_threads import HeldThread, KnownToolCall, WrittenCall
 from hrm_agent.store.threads import describe_thread
-from hrm_agent.store.tool_calls import ToolCallsJournal
-from hrm_agent.store.value_reader import read_values
+from hrm_agent.store.values.cipher import Cipher
+from hrm_agent.store.values.damage import OnDamage, reading
+from hrm_agent.store.values.hashing import hash_of
+from hrm_agent.store.values.packed_records import plain_mask, plain_numbers, plain_record
+from hrm_agent.store.values.plain_reader import NeedsItsType, PlainMessages
+from hrm_agent.store.values.sent_requests import Sent, copies_of, json_dump, read_requests
+from hrm_agent.store.values.value_reader import read_values
 from hrm_agent.trajectory import (
     Call,
     CheckpointLineage,
+    Overlay,
     RunStatus,
+    Scoring,
+    TaskDraws,
     ToolCall,
+    ToolStatus,
     Trajectory,
+    content_hash,
 )
 
 if TYPE_CHECKING:
-    from hrm_agent.store.requests import RequestStore, SentRow
-    from hrm_agent.store.serializer import StrictSerializer
+    from hrm_agent.store.values.requests import RequestStore, SentRow
+    from hrm_agent.store.values.serializer import StrictSerializer
 
-__all__ = ["StoreJournal"]
+__all__ = [
+    "DrawsJournal",
+    "OverlaysJournal",
+    "Scorings",
+    "StoreJournal",
+    "ThreadOptions",
+    "ToolCallsJournal",
+    "options_in",
+]
+
+_TOOL_CALLS = "SELECT id, record FROM tool_calls"
+_FOUND_BY = ("id", "checkpoint_id", "arguments_hash", "key_hash")
+"""Columns of a `KnownToolCall`."""
+_INSERT = (
+    f"INSERT INTO tool_calls ({', '.join(_FOUND_BY)}, thread_id, record) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id)"
+)
+
+
+class ToolCallsJournal(ABC):
+    """The part of a store's journal that holds them."""
+
+    _database: Database
+    _cipher: Cipher
+
+    @abstractmethod
+    def _inherited_steps(self, thread_id: str) -> list[tuple[str, str]]:
+        """Ids and steps of the tool calls of the lineage that a fork left."""
+
+    def find_tool_call(self, record_id: str, thread_id: str = "") -> ToolCall | None:
+        if (held := self._database.held.of(thread_id)) is not None:
+            if (known := held.record(record_id)) is not None:
+                return known[0]
+            inherited = held.inherited(lambda: self._inherited_steps(thread_id))
+            if record_id not in self._tool_calls_of(held, thread_id) and record_id not in map(itemgetter(0), inherited):
+                return None
+        return next(iter(self._tool_calls("id = ?", (record_id,))), None)
+
+    def _tool_calls_of(self, held: HeldThread, thread_id: str) -> dict[str, KnownToolCall]:
+        def load() -> list[KnownToolCall]:
+            with self._database.settled() as cursor:  # else what another thread is committing would be missed
+                query = f"SELECT {', '.join(_FOUND_BY)} FROM tool_calls WHERE thread_id = ? ORDER BY seq"
+                return [KnownToolCall._make(row) for row in cursor.execute(query, (thread_id,)).fetchall()]
+
+        return held.tool_calls(load)
+
+    def find_repeat(self, thread_id: str, name: str, arguments: dict[str, Any] | str) -> str | None:
+        hash_ = self._hash(name, arguments)
+        if (held := self._database.held.of(thread_id)) is not None:
+            found = self._tool_calls_of(held, thread_id).values()
+            return next((known.id for known in [*found] if known.arguments_hash == hash_), None)
+        query = "SELECT id FROM tool_calls WHERE thread_id = ? AND arguments_hash = ? ORDER BY seq LIMIT 1"
+        with self._database.read() as cursor:
+            row = cursor.execute(query, (thread_id, hash_)).fetchone()
+        return str(row[0]) if row else None
+
+    def find_by_key(self, thread_id: str, key: str) -> ToolCall | None:
+        found = self._tool_calls("thread_id = ? AND key_hash = ?", (thread_id, self._hash("key", key)))
+        return max(found, key=lambda call: call.status is ToolStatus.OK, default=None)
+
+    def write_tool_call(self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False) -> ToolCall:
+        """As `Journal.write_tool_call`."""
+        thread = tool_call.identity.thread_id
+        if repeatable and not again and self._database.joins(held := self._database.held.of(thread)):
+            known = held.record(tool_call.id)
+            if known is not None and known[0].status is not None:
+                return known[0]
+            if held.new and (known is not None or tool_call.id not in self._tool_calls_of(held, thread)):
+                self._defer(held, tool_call)
+                return tool_call
+        return self._database.add(lambda cursor: self.insert_tool_call(cursor, tool_call, again=again), thread)
+
+    def _defer(self, held: HeldThread, tool_call: ToolCall) -> None:
+        found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
+        thread = tool_call.identity.thread_id
+        query = f"{_INSERT} DO UPDATE SET record = excluded.record"
+        row = (*found_by, thread, sealed)
+        stop = self._database.fence.stopping(thread, held.lease)
+        self._database.defer(lambda cursor: cursor.execute(query, row), thread, stop, self._database.joined_seconds)
+        held.add_tool_call(found_by, tool_call, sealed)  # whoever reads the table meanwhile waits for the row
+
+    def _sealed(self, tool_call: ToolCall) -> bytes:
+        return self._cipher.seal(tool_call.model_dump_json().encode(), "tool", tool_call.id)
+
+    def _as_found(self, tool_call: ToolCall) -> KnownToolCall:
+        key = tool_call.idempotency_key
+        return KnownToolCall(
+            *(tool_call.id, tool_call.identity.step, self._hash(tool_call.name, tool_call.arguments)),
+            None if key is None else self._hash("key", key),
+        )
+
+    def insert_tool_call(self, cursor: Cursor, tool_call: ToolCall, *, again: bool = False) -> ToolCall:
+        """The same as part of another transaction."""
+        found_by, sealed = self._as_found(tool_call), self._sealed(tool_call)
+        held = self._database.held.of(tool_call.identity.thread_id)
+        standing = self._insert_tool_call(cursor, tool_call, found_by, sealed, held, again=again)
+        if held is not None and standing is tool_call:
+            held.add_tool_call(found_by, tool_call, sealed)
+        return standing
+
+    def _insert_tool_call(
+        self,
+        cursor: Cursor,
+        tool_call: ToolCall,
+        found_by: KnownToolCall,
+        sealed: bytes,
+        held: HeldThread | None,
+        *,
+        again: bool,
+    ) -> ToolCall:
+        known = held.record(tool_call.id) if held is not None else None
+        update = "UPDATE tool_calls SET record = ? WHERE id = ? AND record = ? RETURNING 1"
+        if known is not None and not again and known[0].status is not None:
+            return known[0]
+        if known is not None and answered(cursor, update, (sealed, tool_call.id, known[1]), (1,)) is not None:
+            return tool_call
+        while True:
+            row = (*found_by, tool_call.identity.thread_id, sealed)
+            new = None if held is not None and held.has_tool_call(tool_call.id) else (1,)
+            if answered(cursor, f"{_INSERT} DO NOTHING RETURNING 1", row, new) is not None:
+                return tool_call
+            stored = cursor.execute("SELECT record FROM tool_calls WHERE id = ?", (tool_call.id,)).fetchone()
+            if stored is None:  # deleted meanwhile
+                continue
+            standing = self._read_tool_call(tool_call.id, stored[0])
+            if standing.status is not None and not again:
+                return standing
+            # On a server another transaction may have ended it since it was looked at.
+            if cursor.execute(update, (sealed, tool_call.id, stored[0])).fetchone() is not None:
+                return tool_call
+
+    def _steps(self, thread_id: str) -> list[tuple[str, str]]:
+        with self._database.read() as cursor:
+            query = "SELECT id, checkpoint_id FROM tool_calls WHERE thread_id = ? ORDER BY seq"
+            return [(str(id_), str(step)) for id_, step in cursor.execute(query, (thread_id,)).fetchall()]
+
+    def tool_calls(self) -> list[ToolCall]:
+        """All tool calls of the store, in the order in which they were started."""
+        return self._tool_calls("1 = 1", ())
+
+    def tool_calls_among(self, ids: Sequence[str], *, steps_of: str | None = None) -> Iterator[ToolCall]:
+        """Tool calls by their ids, or by the ids of their steps on the thread `steps_of`."""
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            column, values = ("id", some) if steps_of is None else ("checkpoint_id", [*some, steps_of])
+            and_thread = "" if steps_of is None else " AND thread_id = ?"
+            yield from self._tool_calls(f"{column} IN ({placeholders(len(some))}){and_thread}", values)
+
+    def _hash(self, *parts: Any) -> str:
+        """Of what is looked up by its content. In an encrypted store it betrays nothing."""
+        plain = content_hash(*parts)
+        return hash_of(0, plain.encode(), self._cipher.hash_key).hex() if self._cipher.hash_key else plain
+
+    def _tool_calls(self, where: str, values: Sequence[Any]) -> list[ToolCall]:
+        with self._database.read() as cursor:
+            rows = cursor.execute(f"{_TOOL_CALLS} WHERE {where} ORDER BY seq", values).fetchall()
+        return [self._read_tool_call(id_, record) for id_, record in rows]
+
+    def _read_tool_call(self, id_: str, record: bytes) -> ToolCall:
+        with reading("tool call", id_):
+            return ToolCall.model_validate_json(plain_record(self._cipher.open(record, "tool", id_)))
+
+
+class OverlaysJournal:
+    """The part of a store's journal that holds them."""
+
+    _database: Database
+    _cipher: Cipher
+
+    def write_overlays(self, overlays: Sequence[Overlay]) -> None:
+        """Write the judgement of one training step, as a whole."""
+        rows = [(o.run_id, o.step, o.trajectory_id, self._sealed_overlay(o)) for o in overlays]
+        self._database.add(
+            lambda cursor: cursor.executemany(
+                "INSERT INTO overlays (run_id, step, trajectory_id, record) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (run_id, trajectory_id) DO UPDATE SET step = excluded.step, record = excluded.record",
+                rows,
+            )
+        )
+
+    def _sealed_overlay(self, overlay: Overlay) -> bytes:
+        # Left out where they say nothing: an earlier version refuses a field that it does not know.
+        silent = {name for name in ("carried_from", "credit", "penalty_by_role") if getattr(overlay, name) is None}
+        record = overlay.model_dump_json(exclude=silent)
+        return self._cipher.seal(record.encode(), "overlay", overlay.run_id, overlay.trajectory_id)
+
+    def overlays(self, run_id: str, step: int | None = None) -> list[Overlay]:
+        """The judgements of one training run, by step; or those of one step."""
+        which, values = ("", (run_id,)) if step is None else (" AND step = ?", (run_id, step))
+        query = f"SELECT trajectory_id, record FROM overlays WHERE run_id = ?{which} ORDER BY step, seq"
+        with self._database.read() as cursor:
+            rows = cursor.execute(query, values).fetchall()
+        found: list[Overlay] = []
+        for trajectory_id, record in rows:
+            with reading("judgement", f"{run_id} of {trajectory_id}"):
+                opened = self._cipher.open(record, "overlay", run_id, trajectory_id)
+                found.append(Overlay.model_validate_json(opened))
+        return found
+
+
+class DrawsJournal(ABC):
+    """The part of a store's journal that holds them."""
+
+    _database: Database
+    _cipher: Cipher
+
+    @abstractmethod
+    def threads_behind(self, header: Trajectory) -> list[tuple[str, set[str]]]:
+        """The threads that a fork has behind it, the oldest first, with the steps that it shares with each."""
+
+    def draws_of_thread(self, thread_id: str) -> list[TaskDraws]:
+        """What the tasks of a thread drew, in no order."""
+        query = "SELECT task_id, attempt, record FROM draws WHERE thread_id = ?"
+        with self._database.read() as cursor:
+            rows = cursor.execute(query, (thread_id,)).fetchall()
+        found: list[TaskDraws] = []
+        for task_id, attempt, record in rows:
+            with reading("draws of task", task_id):
+                opened = self._cipher.open(record, "draws", thread_id, task_id, str(attempt))
+                found.append(TaskDraws.model_validate_json(opened))
+        return found
+
+    def draws_of(self, header: Trajectory) -> list[TaskDraws]:
+        """What the tasks of a run drew; of a fork, also those of the lineage that it left."""
+        left = [
+            draws
+            for thread, steps in self.threads_behind(header)
+            for draws in self.draws_of_thread(thread)
+            if draws.identity.step in steps
+        ]
+        return left + self.draws_of_thread(header.thread_id)
+
+    def write_draws(self, thread_id: str, key: tuple[str, int], record: Callable[[], TaskDraws]) -> None:
+        """Write what a task drew with the next commit, in place of what stands under its key."""
+        place = (thread_id, *map(str, key))
+
+        def write(cursor: Cursor) -> None:
+            sealed = self._cipher.seal(record().model_dump_json().encode(), "draws", *place)
+            cursor.execute(
+                "INSERT INTO draws (thread_id, task_id, attempt, record) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (thread_id, task_id, attempt) DO UPDATE SET record = excluded.record",
+                (thread_id, *key, sealed),
+            )
+
+        self._database.defer(write, thread_id)
+
 
 _APART = {"token_ids", "mask", "logprobs", "request", "tools"}
 """Fields of a call that have rows of their own. Older stores have the request in the record."""
@@ -428,3 +691,146 @@ def _as_written(row: tuple[bytes, bytes, bytes, bytes], call: Call, request: Sen
     if request.messages is None and request.has_messages:
         return None
     return WrittenCall((record, token_ids if call.token_ids else None, mask, logprobs), request.messages, request.tools)
+
+
+class ThreadOptions:
+    """The options of a store's threads."""
+
+    def __init__(self, database: Database, cipher: Cipher) -> None:
+        self._database, self._cipher = database, cipher
+
+    def write(self, thread_id: str, text: str) -> None:
+        """Keep the options of a thread, in place of what was kept."""
+        self._database.add(lambda cursor: self.insert(cursor, thread_id, text), thread_id)
+
+    def write_later(self, thread_id: str, text: str) -> None:
+        """Write options with the next commit."""
+        self._database.defer(lambda cursor: self.insert(cursor, thread_id, text))
+
+    def insert(self, cursor: Cursor, thread_id: str, text: str) -> None:
+        """The same as part of another transaction."""
+        cursor.execute(
+            "INSERT INTO options (thread_id, record) VALUES (?, ?) "
+            "ON CONFLICT (thread_id) DO UPDATE SET record = excluded.record",
+            (thread_id, self._cipher.seal(text.encode(), "options", thread_id)),
+        )
+
+    def read(self, thread_id: str) -> str | None:
+        """None where none are kept. Raises `StoreError` for a damaged row."""
+        query = "SELECT record FROM options WHERE thread_id = ?"
+        with self._database.read() as cursor:
+            row = cursor.execute(query, (thread_id,)).fetchone()
+        if row is None:
+            return self.in_a_file(thread_id)
+        with reading("row of options of thread", repr(thread_id)):
+            return self._cipher.open(row[0], "options", thread_id).decode()
+
+    def in_a_file(self, thread_id: str, trajectory_id: str = "") -> str | None:
+        """What an earlier version kept beside the store."""
+        return options_in(self._database.folder, trajectory_id or content_hash("trajectory", thread_id)[:16])
+
+
+def options_in(folder: Path, trajectory_id: str) -> str | None:
+    """What an earlier version kept in the folder of a store."""
+    try:
+        return (folder / "threads" / trajectory_id / "config.toml").read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+_WRITE = (
+    "INSERT INTO scorings (rubric, trajectory_id, record) VALUES (?, ?, ?) "
+    "ON CONFLICT (rubric, trajectory_id) DO UPDATE SET record = excluded.record"
+)
+
+
+class Scorings:
+    """The scorings of a store. One rubric has one scoring of a trajectory: scored again, the newest stands."""
+
+    def __init__(self, database: Database, cipher: Cipher) -> None:
+        self._database, self._cipher = database, cipher
+
+    def write(self, scorings: Sequence[Scoring], *, as_rewards: bool = False) -> None:
+        """Write all of them in one transaction.
+
+        `as_rewards`: also as the rewards of the trajectories themselves, by the run that made them; one that has
+        rewards keeps them.
+        """
+        rows = [(s.rubric, s.trajectory_id, self._sealed(s)) for s in scorings]
+
+        def write(cursor: Cursor) -> None:
+            for row in rows:
+                cursor.execute(_WRITE, row)
+            for scoring in scorings if as_rewards else ():
+                self._as_rewards(cursor, scoring)
+
+        self._database.write(write)
+
+    def amend(
+        self, rubric: str, trajectory_id: str, change: Callable[[Scoring | None], Scoring | None]
+    ) -> Scoring | None:
+        """Write what `change` makes of the scoring that stands, in the same transaction; None leaves it as it is.
+
+        `change` may be called again where a commit was lost. Returns the scoring that stands then.
+        """
+        place = (rubric, trajectory_id)
+
+        def write(cursor: WriteCursor) -> Scoring | None:
+            self._database.lock_thread(cursor, f"scoring:{trajectory_id}")
+            query = "SELECT record FROM scorings WHERE rubric = ? AND trajectory_id = ?"
+            row = cursor.execute(query, place).fetchone()
+            standing = None if row is None else self._opened(*place, row[0])
+            changed = change(standing)
+            if changed is not None:
+                cursor.execute(_WRITE, (*place, self._sealed(changed)))
+            return changed or standing
+
+        return self._database.write(write)
+
+    def _as_rewards(self, cursor: Cursor, scoring: Scoring) -> None:
+        id_ = scoring.trajectory_id
+        row = cursor.execute("SELECT record FROM trajectories WHERE id = ?", (id_,)).fetchone()
+        if row is None or not scoring.rewards:
+            return
+        with reading("trajectory", id_):
+            header = Trajectory.model_validate_json(plain_record(self._cipher.open(row[0], "trajectory", id_)))
+        if not header.rewards:
+            scored = header.model_copy(update={"rewards": scoring.rewards})
+            record = scored.model_dump_json(exclude={"calls", "tool_calls", "failed_calls"}).encode()
+            sealed = self._cipher.seal(record, "trajectory", id_)
+            cursor.execute("UPDATE trajectories SET record = ? WHERE id = ?", (sealed, id_))
+
+    def _sealed(self, scoring: Scoring) -> bytes:
+        place = ("scoring", scoring.rubric, scoring.trajectory_id)
+        return self._cipher.seal(scoring.model_dump_json().encode(), *place)
+
+    def rubrics(self) -> list[str]:
+        """Every rubric that something was scored by, in the order of their first scores."""
+        with self._database.read() as cursor:
+            rows = cursor.execute("SELECT rubric FROM scorings GROUP BY rubric ORDER BY min(seq)").fetchall()
+        return [str(rubric) for (rubric,) in rows]
+
+    def by_rubric(self, rubric: str) -> dict[str, Scoring]:
+        """What one rubric gave, by trajectory id."""
+        return {found.trajectory_id: found for found in self._read("rubric = ?", rubric)}
+
+    def trajectory_ids(self, rubric: str, at_least: float) -> list[str]:
+        """Of those whose reward by a rubric is `at_least` so much, in the order in which they were scored first."""
+        found = self._read("rubric = ?", rubric)
+        return [s.trajectory_id for s in found if s.rewards and s.rewards["reward"] >= at_least]
+
+    def of(self, trajectory_id: str) -> list[Scoring]:
+        """What every rubric gave for one trajectory, oldest first."""
+        return list(self._read("trajectory_id = ?", trajectory_id))
+
+    def _read(self, where: str, value: str) -> Iterable[Scoring]:
+        query = f"SELECT rubric, trajectory_id, record FROM scorings WHERE {where} ORDER BY seq"
+        with self._database.read() as cursor:
+            rows = cursor.execute(query, (value,)).fetchall()
+        for rubric, trajectory_id, record in rows:
+            yield self._opened(rubric, trajectory_id, record)
+
+    def _opened(self, rubric: str, trajectory_id: str, record: bytes) -> Scoring:
+        with reading("scoring", f"of {trajectory_id} by {rubric}"):
+            opened = self._cipher.open(record, "scoring", rubric, trajectory_id)
+            return Scoring.model_validate_json(opened)

@@ -2,6 +2,8 @@
 
 A connection tells a server who asks, and libpq sends it PGPASSWORD or what `~/.pgpass` holds for it. So a folder that
 somebody else made must not choose the server. Known are this machine, PGHOST, and the hosts of a variable.
+
+The address of a store as people may see it: a password in it is left out.
 """
 
 from __future__ import annotations
@@ -11,14 +13,29 @@ import os
 import shlex
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.shown_url import shown_url
 
-__all__ = ["refuse_unknown_server"]
+__all__ = ["refuse_unknown_server", "shown_url"]
+
+_SECRET = ("password", "sslpassword")
+
+
+def shown_url(address: str) -> str:
+    """`postgresql://me:secret@host/name?password=secret` -> `postgresql://me@host/name`; a path stays as it is."""
+    scheme, found, rest = address.partition("://")
+    if not found or scheme == "sqlite":
+        return address
+    mark = rest.find("?", max(rest.find("/"), 0))  # one before the first slash may be part of a password
+    head, query = (rest, "") if mark < 0 else (rest[:mark], rest[mark + 1 :])
+    user, at, host = head.rpartition("@")
+    kept = [each for each in query.split("&") if each and unquote(each.partition("=")[0]).lower() not in _SECRET]
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}" + (f"?{'&'.join(kept)}" if kept else "")
+
 
 _VARIABLE = "HRM_AGENT_STORE_HOSTS"
 _PARAMETERS = {

@@ -14,25 +14,23 @@ from urllib.parse import parse_qsl, unquote
 
 import ormsgpack
 
+from hrm_agent.basics.files import read_whole
 from hrm_agent.errors import ConfigError, RunError, StoreError
-from hrm_agent.files import read_whole
-from hrm_agent.store.cipher import Cipher, cipher_of
-from hrm_agent.store.cursors import Cursor
-from hrm_agent.store.database import Database
-from hrm_agent.store.journal import StoreJournal
-from hrm_agent.store.leases import RUN, Lease, Leases, leased
-from hrm_agent.store.options import ThreadOptions
-from hrm_agent.store.read_only import ReadOnlyDatabase
-from hrm_agent.store.scorings import Scorings
-from hrm_agent.store.shown_url import shown_url
-from hrm_agent.store.sqlite import SqliteDatabase
-from hrm_agent.store.sqlite_read_only import ReadOnlySqlite
+from hrm_agent.store.database.cursors import Cursor
+from hrm_agent.store.database.database import Database
+from hrm_agent.store.database.leases import RUN, Lease, Leases, leased
+from hrm_agent.store.database.read_only import ReadOnlyDatabase
+from hrm_agent.store.database.sqlite import SqliteDatabase
+from hrm_agent.store.database.sqlite_read_only import ReadOnlySqlite
+from hrm_agent.store.journal import Scorings, StoreJournal, ThreadOptions
+from hrm_agent.store.named_servers import shown_url
 from hrm_agent.store.threads import copy_rows, lineage, touch_thread
+from hrm_agent.store.values.cipher import Cipher, cipher_of
 
 if TYPE_CHECKING:
-    from hrm_agent.store.blobs import Blobs
-    from hrm_agent.store.requests import RequestStore
     from hrm_agent.store.saver import StoreSaver
+    from hrm_agent.store.values.blobs import Blobs
+    from hrm_agent.store.values.requests import RequestStore
 
 __all__ = ["STORE_POINTER", "RunStore", "ThreadInfo", "file_of", "open_store", "own_run"]
 
@@ -79,9 +77,9 @@ class RunStore:
         """Made when it is first asked for: LangGraph takes most of a second to import, and the journal needs none."""
         with self._making:
             if self._checkpointer is None:
-                from hrm_agent.store.blobs import Blobs
                 from hrm_agent.store.saver import StoreSaver
-                from hrm_agent.store.serializer import allowed_types
+                from hrm_agent.store.values.blobs import Blobs
+                from hrm_agent.store.values.serializer import allowed_types
 
                 blobs = Blobs(self.database, self.cipher)
                 self._checkpointer = StoreSaver(self.database, blobs, allowed_types(self._allow))
@@ -90,8 +88,8 @@ class RunStore:
     def _requests(self) -> RequestStore:
         """Requests share the checkpoints' values, and what this process knows of them."""
         if self._request_store is None:
-            from hrm_agent.store.requests import RequestStore
-            from hrm_agent.store.serializer import StrictSerializer
+            from hrm_agent.store.values.requests import RequestStore
+            from hrm_agent.store.values.serializer import StrictSerializer
 
             self._request_store = RequestStore(self.blobs, cast(StrictSerializer, self.checkpointer.serde))
         return self._request_store
@@ -203,7 +201,7 @@ def open_store(
     A server that a folder names is connected to if it is on this machine, or its host stands in PGHOST or in the list
     HRM_AGENT_STORE_HOSTS.
 
-    `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see `hrm_agent.store.sqlite`),
+    `runs/x.db`, `sqlite:///runs/x.db`, `sqlite:///runs/x.db?level=power` (see `hrm_agent.store.database.sqlite`),
     `postgresql://user@host/database`. `key` (base64 of 32 bytes, or the variable `HRM_AGENT_STORE_KEY`) opens an
     encrypted store, and makes a new one encrypted. `allow` names types (`package.module:Class`) that checkpoints may
     hold beside those that a graph's state declares. `read_only`: of a store that is there, nothing is written, made or
@@ -224,7 +222,7 @@ def _open_database(where: str, *, create: bool, read_only: bool, named_by: tuple
     """`named_by`: files of folders that have named another store on the way."""
     scheme, separator, rest = where.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
-        from hrm_agent.store.postgres_reading import ReadOnlyPostgres
+        from hrm_agent.store.database.postgres_reading import ReadOnlyPostgres
 
         if named_by:
             from hrm_agent.store.named_servers import refuse_unknown_server
@@ -232,7 +230,7 @@ def _open_database(where: str, *, create: bool, read_only: bool, named_by: tuple
             refuse_unknown_server(where, named_by[-1])
         if read_only:
             return ReadOnlyPostgres(where)
-        from hrm_agent.store.postgres import PostgresDatabase
+        from hrm_agent.store.database.postgres import PostgresDatabase
 
         return PostgresDatabase(where, create=create)
     if separator and (scheme != "sqlite" or not rest.startswith("/")):

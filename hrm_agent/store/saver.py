@@ -3,6 +3,12 @@
 One transaction writes a checkpoint, the values that are new with it, and the pending writes that led to it. A run that
 goes on from a checkpoint which is no longer the newest of its thread, without having asked for it by id, is a second
 run on the same thread: LangGraph would fork the thread without a word, the store refuses.
+
+Checks on a checkpoint that follows the newest one of a thread.
+
+LangGraph takes the highest id for the newest, and ids begin with the time. A process that reads a thread goes on after
+its ids (`langgraph_format.continue_ids_after`), whatever its own clock says. A checkpoint whose id is still lower than
+the newest one's would be lost, so it is refused, with the writer's reason.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import copy
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 import ormsgpack
@@ -27,11 +34,23 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.pregel import Pregel
 
-from hrm_agent.bounded import remember
-from hrm_agent.errors import StoreError
-from hrm_agent.langgraph_format import ERROR, collect_declared_types, continue_ids_after
-from hrm_agent.store.blobs import Blobs
-from hrm_agent.store.checkpoint_codec import (
+from hrm_agent.basics.bounded import remember
+from hrm_agent.errors import RunError, StoreError
+from hrm_agent.langgraph_format import ERROR, collect_declared_types, continue_ids_after, ticks_of
+from hrm_agent.store.database.cursors import Cursor, answered
+from hrm_agent.store.database.database import Database
+from hrm_agent.store.database.deferred import FinishedFuture, committed
+from hrm_agent.store.threads import (
+    copy_rows,
+    delete_runs_checkpoints,
+    delete_threads,
+    head_of,
+    keep_newest,
+    lineage,
+    touch_thread,
+)
+from hrm_agent.store.values.blobs import Blobs
+from hrm_agent.store.values.checkpoint_codec import (
     REGULAR,
     manifest_of,
     merged_writes,
@@ -40,24 +59,51 @@ from hrm_agent.store.checkpoint_codec import (
     refusing,
     slots_of,
 )
-from hrm_agent.store.checkpoint_reader import MEMORY, ROW, CheckpointRow, StoreSnapshot, conditions, matches
-from hrm_agent.store.content_addressed import ValueWriter
-from hrm_agent.store.cursors import Cursor, answered
-from hrm_agent.store.database import Database
-from hrm_agent.store.futures import FinishedFuture, committed
-from hrm_agent.store.manifests import Channels, CheckpointKey
-from hrm_agent.store.newest import refuse_set_back_clock, refuse_stranger
-from hrm_agent.store.serializer import StrictSerializer, declared_types
-from hrm_agent.store.threads import (
-    copy_rows,
-    delete_runs_checkpoints,
-    delete_threads,
-    keep_newest,
-    lineage,
-    touch_thread,
-)
+from hrm_agent.store.values.checkpoint_reader import MEMORY, ROW, CheckpointRow, StoreSnapshot, conditions, matches
+from hrm_agent.store.values.content_addressed import ValueWriter
+from hrm_agent.store.values.manifests import Channels, CheckpointKey
+from hrm_agent.store.values.serializer import StrictSerializer, declared_types
 
-__all__ = ["CheckpointNotes", "StoreSaver", "StoredItem"]
+__all__ = ["CheckpointNotes", "StoreSaver", "StoredItem", "refuse_set_back_clock", "refuse_stranger"]
+
+_TICKS, _EPOCH_TICKS = 10_000_000, 0x01B21DD213814000
+"""Of a UUID's time: per second, and from its beginning in 1582 to 1970."""
+
+
+def refuse_stranger(database: Database, cursor: Cursor, place: CheckpointKey, new: str, *, chosen: bool) -> None:
+    """Raises `RunError` where a checkpoint of the outermost graph does not follow the newest one.
+
+    `chosen`: its parent was asked for by id, so that a branch may begin there.
+    """
+    newest = head_of(database, cursor, place.thread_id)
+    if newest > new:
+        refuse_set_back_clock(place.thread_id, newest)
+    if chosen or newest in ("", new, place.checkpoint_id):
+        return
+    raise RunError(
+        f"Thread {place.thread_id!r} was continued by another run: its newest checkpoint is {newest}, "
+        f"but this run started from {place.checkpoint_id or 'no checkpoint'}. Its checkpoint was not written.",
+        "Run one at a time on a thread, or fork it: `hrm-agent fork --help`.",
+    )
+
+
+def refuse_set_back_clock(thread_id: str, newest: str) -> None:
+    """Raises `RunError` where this machine's clock stands before the checkpoint `newest`."""
+    made_at = _time_of(newest)
+    ahead = made_at - time.time()
+    if ahead > 0:
+        raise RunError(
+            f"The clock of this machine stands {ahead:,.1f} seconds before the newest checkpoint of thread "
+            f"{thread_id!r} ({newest}, made at {datetime.fromtimestamp(made_at):%Y-%m-%d %H:%M:%S}), so that the next "
+            "one would be taken for an older one. It was not written.",
+            "Resume the run: a new process reads the thread first, and goes on after its ids.",
+        )
+
+
+def _time_of(checkpoint_id: str) -> float:
+    """Unix time in seconds at which LangGraph made an id; negative for one in another form."""
+    return (ticks_of(checkpoint_id) - _EPOCH_TICKS) / _TICKS
+
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -461,7 +507,7 @@ class StoreSaver(BaseCheckpointSaver[Any]):
     # care of threads
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete the checkpoints of a thread. Its trajectory stays: `hrm_agent.store.maintenance.delete_runs` takes
+        """Delete the checkpoints of a thread. Its trajectory stays: `hrm_agent.store.upkeep.maintenance.delete_runs` takes
         both.
         """
         self._touched.pop(str(thread_id), None)

@@ -17,7 +17,7 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 
-from hrm_agent.bounded import BoundedMap
+from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.langgraph_format import READ
 
 __all__ = ["OrderedAccess", "calls_before"]

@@ -28,6 +28,7 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 
+from hrm_agent.basics.unicode import text_of
 from hrm_agent.errors import HrmError
 from hrm_agent.models.call_recording import plain
 from hrm_agent.tools.failures import ToolFailure
@@ -46,7 +47,6 @@ from hrm_agent.tools.record_call import (
 from hrm_agent.trajectory import Recording, ToolCall, ToolStatus, content_hash, open_recording
 from hrm_agent.trajectory.draws import while_answered
 from hrm_agent.trajectory.identity import graph_identity, in_graph
-from hrm_agent.unicode import text_of
 
 __all__ = ["record_external_tools", "recorded_by_caller"]
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 
-from hrm_agent.async_bridge import call_in_thread
+from hrm_agent.basics.async_bridge import call_in_thread
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.trajectory import ToolStatus
 

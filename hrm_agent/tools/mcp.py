@@ -21,7 +21,7 @@ from typing import Any, cast
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.errors import GraphBubbleUp
 
-from hrm_agent.async_bridge import run_sync
+from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, HrmError, nearest, to_install
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus

@@ -19,11 +19,11 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from hrm_agent.basics.unicode import text_of
 from hrm_agent.langgraph_format import types_of_schemas
 from hrm_agent.models import recorded_values
 from hrm_agent.trajectory import Journal
 from hrm_agent.trajectory.call_facts import RaisedError
-from hrm_agent.unicode import text_of
 
 __all__ = ["OutputCodec", "edit_packed", "is_answer", "pack_error", "raised", "why_lost"]
 

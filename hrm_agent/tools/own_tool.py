@@ -17,11 +17,11 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.errors import GraphBubbleUp
 
-from hrm_agent.async_bridge import call_in_thread
+from hrm_agent.basics.async_bridge import call_in_thread
+from hrm_agent.basics.unicode import text_of
 from hrm_agent.errors import HrmError, RetrievalError
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus
-from hrm_agent.unicode import text_of
 
 __all__ = ["LIMIT_REACHED", "own_tool"]
 

@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId
 from pydantic import BaseModel, Field
 
-from hrm_agent.async_bridge import run_sync
+from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.environment import ExecutionResult, Limits, ready_environment
 from hrm_agent.environment.base import Cell, Submission
 from hrm_agent.tools.call_order import calls_before

@@ -22,6 +22,7 @@ from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphBubbleUp
 
+from hrm_agent.basics.unicode import text_of
 from hrm_agent.environment import ExecutionResult
 from hrm_agent.errors import HrmError
 from hrm_agent.models.call_recording import ENDED_AT, STARTED_AT, THREAD_ID
@@ -37,7 +38,6 @@ from hrm_agent.trajectory import (
     tool_record_id,
 )
 from hrm_agent.trajectory.identity import graph_identity
-from hrm_agent.unicode import text_of
 
 __all__ = [
     "ToolOutcome",

@@ -8,7 +8,7 @@
 A call's `parent` is the call whose tokens it extends, and `token_ids` is what it adds. So what the model saw at a call
 is the concatenation along the path from its root, and nothing else is needed to train on it: no rendering of messages,
 no tokenizer. A *leaf* is a call that no other extends; the paths to the leaves are the sequences a trainer computes. A
-call may lie on several paths; to train its tokens once is the business of `hrm_agent.training.batch`.
+call may lie on several paths; to train its tokens once is the business of `hrm_agent.training.update.batch`.
 
 A root's `branch_of` leads to the call that it would have extended. A *conversation* is all calls connected by either
 link: one dialogue of one role, whether or not its tokens broke on the way.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hrm_agent.bounded import BoundedMap
+from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.trajectory.draws import TaskDraws
 from hrm_agent.trajectory.message_dump import message_dump
 from hrm_agent.trajectory.schema import Call, ToolCall, ToolStatus

@@ -19,20 +19,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from hrm_agent.trajectory import judgements, schema
-from hrm_agent.trajectory.formats import (
-    COLUMNS,
-    FORMATS,
-    atif,
-    atif_import,
-    chat,
-    inspect_logs,
-    messages,
-    otel,
-    rollouts,
-    trl,
-    verifiers,
-    verl,
-)
+from hrm_agent.trajectory.formats import COLUMNS, FORMATS, chat, rollouts, trl, verifiers, verl
+from hrm_agent.trajectory.formats.atif import export as atif
+from hrm_agent.trajectory.formats.atif import importing as atif_import
+from hrm_agent.trajectory.formats.inspect import logs as inspect_logs
+from hrm_agent.trajectory.formats.otel import file as otel
+from hrm_agent.trajectory.formats.shared import messages
 from hrm_agent.trajectory.lint import INVARIANTS
 
 __all__ = ["format_page", "trajectory_schema"]

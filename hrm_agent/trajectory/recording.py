@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from hrm_agent.bounded import BoundedMap
+from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
 from hrm_agent.trajectory.ids import derive_seed

@@ -402,7 +402,7 @@ class Trajectory(Record):
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        from hrm_agent.trajectory.notebook import trajectory_html
+        from hrm_agent.trajectory.words import trajectory_html
 
         return trajectory_html(self)
 

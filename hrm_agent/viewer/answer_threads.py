@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from hrm_agent.http_server import BadRequestError
+from hrm_agent.basics.http_server import BadRequestError
 
 __all__ = ["MAX_WAITING", "THREADS", "AnswerThreads"]
 

@@ -30,7 +30,7 @@ from hrm_agent.viewer.projections.endpoint import PLACE, Endpoint
 try:
     from aiohttp import web
 
-    from hrm_agent.http_server import BadRequestError, application, body_of, listening, one_token, serve_routes
+    from hrm_agent.basics.http_server import BadRequestError, application, body_of, listening, one_token, serve_routes
     from hrm_agent.viewer.answer_threads import AnswerThreads
     from hrm_agent.viewer.events import Events
     from hrm_agent.viewer.security import HEADERS, SiteGate, require_fork_token
@@ -145,7 +145,7 @@ class Viewer:
         if self._environment is None:
             return {}
         from hrm_agent.environment.remote.address import ask
-        from hrm_agent.viewer.projections.environment import live_figures
+        from hrm_agent.viewer.projections.run.environment import live_figures
 
         try:
             return {"live": live_figures(ask(self._environment.address, "/metrics", self._environment.token))}

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
-from hrm_agent.guarded_loop import LoopGuard
-from hrm_agent.http_server import BadRequestError
-from hrm_agent.strict_json import to_json
+from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.basics.http_server import BadRequestError
+from hrm_agent.basics.strict_json import to_json
 
 __all__ = ["MAX_LISTENERS", "SECONDS_BETWEEN_LOOKS", "Events"]
 

@@ -15,24 +15,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote
 
 from hrm_agent import __version__
+from hrm_agent.basics.files import read_whole
 from hrm_agent.errors import ConfigError, HrmError
-from hrm_agent.files import read_whole
 from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.projections.bare_threads import count_bare_threads
 from hrm_agent.viewer.projections.blobs import whole_text
-from hrm_agent.viewer.projections.citations import citations, source
-from hrm_agent.viewer.projections.compare import compare
-from hrm_agent.viewer.projections.curves import metrics
-from hrm_agent.viewer.projections.environment import environment
-from hrm_agent.viewer.projections.graph import graph
 from hrm_agent.viewer.projections.groups import groups, step
-from hrm_agent.viewer.projections.items import items
-from hrm_agent.viewer.projections.moments import moments
+from hrm_agent.viewer.projections.run.compare import compare
+from hrm_agent.viewer.projections.run.curves import metrics
+from hrm_agent.viewer.projections.run.environment import environment
+from hrm_agent.viewer.projections.run.trajectories import trajectories
 from hrm_agent.viewer.projections.runs import place_runs
-from hrm_agent.viewer.projections.state import moment
-from hrm_agent.viewer.projections.tokens import tokens
-from hrm_agent.viewer.projections.trajectories import trajectories
-from hrm_agent.viewer.projections.trajectory import trajectory
+from hrm_agent.viewer.projections.trajectory.citations import citations, source
+from hrm_agent.viewer.projections.trajectory.graph import graph
+from hrm_agent.viewer.projections.trajectory.items import items
+from hrm_agent.viewer.projections.trajectory.moments import moment, moments
+from hrm_agent.viewer.projections.trajectory.tokens import tokens
+from hrm_agent.viewer.projections.trajectory.trajectory import trajectory
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place

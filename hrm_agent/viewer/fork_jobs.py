@@ -23,14 +23,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.runtime.time_travel.read_history import trajectory_id_of
-from hrm_agent.store.shown_values import checkpoint_links
-from hrm_agent.unicode import replace_surrogates
+from hrm_agent.store.browse.state import checkpoint_links
 from hrm_agent.viewer.json_text import NotThere, foreign, short
 from hrm_agent.viewer.projections.groups import Damaged
-from hrm_agent.viewer.projections.moments import moments_at, thread_named
+from hrm_agent.viewer.projections.trajectory.moments import moments_at, thread_named
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place

@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import HrmError, StoreError, nearest
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
-from hrm_agent.store.read_only import ReadOnlyDatabase
+from hrm_agent.store.database.read_only import ReadOnlyDatabase
+from hrm_agent.store.database.sqlite_read_only import change_mark_of, is_run_store
+from hrm_agent.store.named_servers import shown_url
 from hrm_agent.store.run_store import file_of
-from hrm_agent.store.shown_url import shown_url
-from hrm_agent.store.sqlite_read_only import change_mark_of, is_run_store
-from hrm_agent.unicode import replace_surrogates
-from hrm_agent.viewer.projections.run_files import config_of
+from hrm_agent.viewer.run_files import config_of
 
 __all__ = ["NoPlaceError", "Place", "Places", "is_run_folder"]
 

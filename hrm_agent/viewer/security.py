@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from hrm_agent.http_server import BadRequestError
+from hrm_agent.basics.http_server import BadRequestError
 
 __all__ = ["FORK_HEADER", "HEADERS", "SiteGate", "require_fork_token"]
 

@@ -19,7 +19,7 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.tools.session_variables import MAX_DATA_BYTES
-from hrm_agent.training.penalties import count_calls
+from hrm_agent.training.select.penalties import count_calls
 from hrm_agent.trajectory import SessionState, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.formats import export_to
 from hrm_agent.trajectory.lint import lint

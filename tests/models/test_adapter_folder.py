@@ -14,9 +14,9 @@ from peft import LoraConfig, get_peft_model
 from hrm_agent.errors import ModelError
 from hrm_agent.models.adapter_folder import BASE_FILE, is_adapter_folder, on_its_base, write_base, write_codec
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.local.load_weights import load_pretrained
-from hrm_agent.models.model_string import CodecOptions, LoadOptions, parse_model
-from hrm_agent.models.policy_loader import load_codec, load_policy, model_folder
+from hrm_agent.models.loading.load_weights import load_pretrained
+from hrm_agent.models.loading.policy_loader import load_codec, load_policy, model_folder
+from hrm_agent.models.model_string import LoadOptions, parse_model
 from hrm_agent.trajectory import Sampling
 
 MODEL = "builtin:cold-start"

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.models import load_policy, policy, using_policy
-from hrm_agent.models import policy_loader as load
+from hrm_agent.models.loading import policy_loader as load
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import replay_async

@@ -12,11 +12,11 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from hrm_agent.models import policy, using_policy
-from hrm_agent.models.external_models import record_external_models
+from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.models.hosted import sent_sampling
 from hrm_agent.runtime.settings import RunSettings
 from hrm_agent.store import RunStore
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.trajectory import Call, CallUsage, Recording, Sampling, SentSampling, content_hash, recording
 from hrm_agent.trajectory.call_facts import reported_usage, total_usage
 from tests.support.serving.providers import ProviderServer

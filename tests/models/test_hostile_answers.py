@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore

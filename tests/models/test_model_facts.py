@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models import policy, using_policy
-from hrm_agent.models.local.load_weights import load_engine
+from hrm_agent.models.loading.load_weights import load_engine
 from hrm_agent.models.model_facts import facts_of
 from hrm_agent.models.own_defaults import usual_answer
 from hrm_agent.models.scripted import ScriptedEngine

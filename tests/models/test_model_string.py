@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models import policy_loader
+from hrm_agent.models.loading import policy_loader
+from hrm_agent.models.loading.policy_loader import load_codec, load_policy, model_folder
 from hrm_agent.models.model_string import LoadOptions, parse_model
-from hrm_agent.models.policy_loader import load_codec, load_policy, model_folder
 
 
 @pytest.mark.parametrize(

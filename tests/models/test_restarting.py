@@ -15,7 +15,7 @@ from hrm_agent.models.engine import Completion, GenerationRequest
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.restarting import RestartingEngine
 from hrm_agent.testing import block_until
-from hrm_agent.training.trained_policy import copy_of_trained
+from hrm_agent.training.update.trained_policy import copy_of_trained
 from hrm_agent.trajectory import Sampling
 from tests.support.training.builders import tiny_model
 

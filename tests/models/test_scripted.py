@@ -13,7 +13,7 @@ from langchain_core.messages import HumanMessage
 from hrm_agent.errors import ModelError
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.policy_loader import load_policy, loaded_policy
+from hrm_agent.models.loading.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.trajectory import FinishReason, Sampling
 

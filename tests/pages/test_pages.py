@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.basics.markup import cut, element, fragment, table
 from hrm_agent.errors import StoreError
-from hrm_agent.markup import cut, element, fragment, table
 from hrm_agent.pages import group_page, step_page, trajectory_page
 from hrm_agent.runtime.time_travel.history import History, Moment, Step
 from hrm_agent.training.demo import DemoReport
 from hrm_agent.training.evaluation.compare import compare
 from hrm_agent.training.evaluation.evaluate import evaluate
 from hrm_agent.training.evaluation.samples import samples_of
-from hrm_agent.training.rescoring import Rescored
+from hrm_agent.training.records.rescoring import Rescored
 from hrm_agent.trajectory import (
     Overlay,
     RewardFault,

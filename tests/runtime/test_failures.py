@@ -24,7 +24,7 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ContextLengthError, TemplateRefusalError
 from hrm_agent.models import policy
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.failures import may_follow_from_answers

@@ -21,10 +21,9 @@ from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.runtime.state import StateReader, Unbuilt
 from hrm_agent.runtime.time_travel.fork import fork, history, thread_diff
 from hrm_agent.store import RunStore
-from hrm_agent.store.outlines import newest_plain_channels
-from hrm_agent.store.shown_values import ShownMessage, Written, shown_channels
-from hrm_agent.store.stored_messages import NeedsItsType
-from hrm_agent.store.verification import verify
+from hrm_agent.store.browse.state import ShownMessage, Written, newest_plain_channels, shown_channels
+from hrm_agent.store.upkeep.verification import verify
+from hrm_agent.store.values.plain_reader import NeedsItsType
 from hrm_agent.trajectory import Call, GraphIdentity, TaskRef
 
 TASK = TaskRef(id="1", family="test", prompt="Go.")

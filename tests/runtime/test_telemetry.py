@@ -26,7 +26,7 @@ from hrm_agent.runtime.telemetry import otlp_sender, span_exporter
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef
 from hrm_agent.trajectory.formats import RequestHints
-from hrm_agent.trajectory.formats.otel_spans import spans_of
+from hrm_agent.trajectory.formats.otel.spans import spans_of
 from tests.support.trajectory.samples import make_tool_call, make_trajectory
 
 SCRIPT = (

@@ -11,10 +11,11 @@ import psycopg
 import pytest
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store import RunStore, open_store, postgres_reading
-from hrm_agent.store.maintenance import prune, stats, verify
-from hrm_agent.store.postgres import PostgresDatabase
-from hrm_agent.store.readers import Readers
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.database import postgres_reading
+from hrm_agent.store.database.postgres import PostgresDatabase
+from hrm_agent.store.database.readers import Readers
+from hrm_agent.store.upkeep.maintenance import prune, stats, verify
 from tests.support.store.way import Way
 from tests.support.store.writer import write_thread
 

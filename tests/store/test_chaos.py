@@ -33,11 +33,11 @@ from hrm_agent.errors import StoreError
 from hrm_agent.models import using_policy
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.content_addressed import ValueWriter
-from hrm_agent.store.cursors import Cursor
-from hrm_agent.store.database import committed
-from hrm_agent.store.maintenance import collect_values, verify
-from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.database.cursors import Cursor
+from hrm_agent.store.database.database import committed
+from hrm_agent.store.upkeep.maintenance import collect_values, verify
+from hrm_agent.store.values.content_addressed import ValueWriter
+from hrm_agent.store.values.serializer import StrictSerializer
 from hrm_agent.trajectory import Recording, recording
 from tests.support.graphs.kill_driver import TEAM, Arithmetic, LoggedEngine, Plan, answer
 from tests.support.graphs.killed_team import Log, nodes

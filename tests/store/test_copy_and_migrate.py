@@ -23,9 +23,9 @@ from langgraph.types import Command, Send, interrupt
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.copying import copy_store
-from hrm_agent.store.maintenance import stats, verify
-from hrm_agent.store.migrate import migrate
+from hrm_agent.store.upkeep.copying import copy_store
+from hrm_agent.store.upkeep.maintenance import stats, verify
+from hrm_agent.store.upkeep.migrate import migrate
 from hrm_agent.trajectory import ForkRef, Overlay, Trajectory, Verdict
 from tests.support.postgres import PostgresServer
 from tests.support.store.bodies import execute, stored_bytes

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.copying import copy_store
-from hrm_agent.store.maintenance import delete_runs, stats, verify
+from hrm_agent.store.upkeep.copying import copy_store
+from hrm_agent.store.upkeep.maintenance import delete_runs, stats, verify
 from hrm_agent.trajectory import GraphIdentity, RunStatus, TaskDraws
 from tests.support.store.bodies import execute, stored_bytes
 from tests.support.store.writer import call, trajectory

@@ -14,7 +14,7 @@ from langgraph.types import Command, interrupt
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.maintenance import delete_runs, stats, verify
+from hrm_agent.store.upkeep.maintenance import delete_runs, stats, verify
 from hrm_agent.trajectory import ForkRef, Trajectory
 from tests.support.postgres import PostgresServer
 from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory

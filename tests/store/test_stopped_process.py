@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.maintenance import verify
+from hrm_agent.store.upkeep.maintenance import verify
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import RunStatus, ToolStatus
 from hrm_agent.trajectory.lint import lint
@@ -124,8 +124,8 @@ def test_a_thread_goes_on_from_another_folder(tmp_path: Path, postgres: Postgres
 
 
 def check_copies(store: RunStore, tmp_path: Path) -> None:
-    from hrm_agent.store.copying import copy_store
-    from hrm_agent.store.maintenance import delete_runs, stats
+    from hrm_agent.store.upkeep.copying import copy_store
+    from hrm_agent.store.upkeep.maintenance import delete_runs, stats
 
     with open_store(tmp_path / "copy.db") as copied:
         copy_store(store, copied)

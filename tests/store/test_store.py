@@ -23,8 +23,8 @@ from langgraph.graph import START, StateGraph
 
 from hrm_agent.errors import StoreError, StoreVersionError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.hashing import MSGPACK
-from hrm_agent.store.tables import STORE_VERSION
+from hrm_agent.store.database.tables import STORE_VERSION
+from hrm_agent.store.values.hashing import MSGPACK
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import (
     BranchReason,
@@ -366,7 +366,7 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
 def test_work_that_fails_each_time_does_not_stop_those_after_it(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hrm_agent.store.database._LATER_SECONDS", 60.0)
+    monkeypatch.setattr("hrm_agent.store.database.database._LATER_SECONDS", 60.0)
 
     def broken(_: object) -> None:
         raise StoreError("a damaged row", "")

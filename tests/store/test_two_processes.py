@@ -16,8 +16,8 @@ import pytest
 
 from hrm_agent.errors import RunError
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.maintenance import verify
-from hrm_agent.store.postgres import _LOCK
+from hrm_agent.store.database.postgres import _LOCK
+from hrm_agent.store.upkeep.maintenance import verify
 from hrm_agent.testing import block_until
 from hrm_agent.trajectory import RunStatus
 from tests.support.postgres import PostgresServer

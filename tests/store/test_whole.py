@@ -18,12 +18,13 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from hrm_agent.cli.main import main
 from hrm_agent.errors import RunError, StoreError, UnstorableError
-from hrm_agent.store import RunStore, newest, open_store
-from hrm_agent.store.copying import copy_store
-from hrm_agent.store.maintenance import stats, verify
-from hrm_agent.store.migrate import migrate
-from hrm_agent.store.new_store import new_store
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.store import saver as newest
 from hrm_agent.store.saver import StoreSaver
+from hrm_agent.store.upkeep.copying import copy_store
+from hrm_agent.store.upkeep.maintenance import stats, verify
+from hrm_agent.store.upkeep.migrate import migrate
+from hrm_agent.store.upkeep.new_store import new_store
 from tests.support.store.bodies import is_file
 from tests.support.store.processes import writers
 
@@ -197,8 +198,8 @@ COPY = """
 import sys
 from hrm_agent.errors import StoreFullError
 from hrm_agent.store import open_store
-from hrm_agent.store.copying import copy_store
-from hrm_agent.store.new_store import new_store
+from hrm_agent.store.upkeep.copying import copy_store
+from hrm_agent.store.upkeep.new_store import new_store
 try:
     with open_store(sys.argv[1]) as origin, new_store(sys.argv[2]) as store:
         copy_store(origin, store)

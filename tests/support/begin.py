@@ -6,7 +6,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from hrm_agent.frozen_heap import begin_program
+from hrm_agent.basics.frozen_heap import begin_program
 
 if __name__ == "__main__":
     begin_program()

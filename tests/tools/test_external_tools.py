@@ -23,8 +23,8 @@ from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import ReplayVerdict, replay
 from hrm_agent.store import open_store
-from hrm_agent.store.serializer import StrictSerializer
-from hrm_agent.store.typed_values import difference
+from hrm_agent.store.values.serializer import StrictSerializer
+from hrm_agent.store.values.typed_values import difference
 from hrm_agent.testing import ScriptedEngine
 from hrm_agent.tools import idempotency_key, idempotent, run_tool_calls
 from hrm_agent.tools.external_tools import record_external_tools

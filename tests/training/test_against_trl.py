@@ -9,10 +9,10 @@ import pytest
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from hrm_agent.training.advantages import group_advantages
-from hrm_agent.training.batch import build_batches
-from hrm_agent.training.logprobs import token_logprobs
-from hrm_agent.training.objectives import clipped_surrogate
+from hrm_agent.training.update.advantages import group_advantages
+from hrm_agent.training.update.batch import build_batches
+from hrm_agent.training.update.logprobs import token_logprobs
+from hrm_agent.training.update.objectives import clipped_surrogate
 from hrm_agent.trajectory import Trajectory
 from tests.support.training.builders import tiny_model
 from tests.support.training.trl_oracle import TRL_EPS, kept, rollouts, trainer_of, trl_inputs

@@ -10,21 +10,21 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from hrm_agent.models.loading.load_weights import load_for_answers
 from hrm_agent.models.local.engine import TransformersEngine
-from hrm_agent.models.local.load_weights import load_for_answers
 from hrm_agent.models.model_string import LoadOptions
-from hrm_agent.training.adapter import Adapter
-from hrm_agent.training.batch import ForwardName, MicroBatch, Row, micro_batches
-from hrm_agent.training.config_parts import AdapterPart
-from hrm_agent.training.configs import GrpoConfig, SftConfig
-from hrm_agent.training.learner import Learner
-from hrm_agent.training.logprobs import token_logprobs
-from hrm_agent.training.logprobs.packed import usable_forward
+from hrm_agent.training.config.commands import GrpoConfig, SftConfig
+from hrm_agent.training.config.parts import AdapterPart
 from hrm_agent.training.sft import train_sft
+from hrm_agent.training.update.adapters import Adapter
+from hrm_agent.training.update.batch import ForwardName, MicroBatch, Row, micro_batches
+from hrm_agent.training.update.learner import Learner
+from hrm_agent.training.update.logprobs import token_logprobs
+from hrm_agent.training.update.logprobs.packed import usable_forward
 from tests.models.local.test_engine import OpenEnded, ask
 from tests.support.training.architectures import ARCHITECTURES, PACKED, WINDOW, of_architecture, saved
 from tests.support.training.families import four_roles, rows_of, tool_loops
-from tests.training.test_adapter import batch_of as batch_sampled_by
+from tests.training.update.test_adapters import batch_of as batch_sampled_by
 
 FORWARDS: tuple[ForwardName, ...] = ("padded", "packed", "tree")
 ROWS = rows_of([*tool_loops(0), *four_roles(1)])

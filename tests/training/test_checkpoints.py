@@ -15,10 +15,10 @@ from accelerate import Accelerator
 from hrm_agent.errors import RunError
 from hrm_agent.testing import tiny_model
 from hrm_agent.training.checkpoints import MANIFEST, Checkpoints, damage, has_model, keep_model
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.keeper import Keeper
-from hrm_agent.training.learner import Learner
-from hrm_agent.training.source import RunProgress
+from hrm_agent.training.rollout.source import RunProgress
+from hrm_agent.training.update.learner import Learner
 
 CUTS = 64
 """Lengths that each file is cut to."""

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hrm_agent.errors import ModelError
-from hrm_agent.training.advantages import ADVANTAGES, CREDITS, by_group, credit_by_name, credited
-from hrm_agent.training.batch import MicroBatch, build_batches
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import mini_batches
-from hrm_agent.training.objectives import OBJECTIVES, LossOptions
-from hrm_agent.training.optimizer_step import policy_update
-from hrm_agent.training.roc import ALGORITHMS, select
-from hrm_agent.training.verdicts import credited_overlays
+from hrm_agent.training.select.roc import ALGORITHMS, select
+from hrm_agent.training.select.verdicts import credited_overlays
+from hrm_agent.training.update.advantages import ADVANTAGES, CREDITS, by_group, credit_by_name, credited
+from hrm_agent.training.update.batch import MicroBatch, build_batches
+from hrm_agent.training.update.objectives import OBJECTIVES, LossOptions
+from hrm_agent.training.update.optimizer_step import policy_update
 from hrm_agent.trajectory import Trajectory, Verdict
 from tests.support.training.builders import place, sampled_call, tiny_model, tool_call, trajectory
 

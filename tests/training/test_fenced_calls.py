@@ -14,13 +14,14 @@ from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.store import RunStore
-from hrm_agent.training.batch import build_batches, linearise
-from hrm_agent.training.configs import GrpoConfig, SftConfig
-from hrm_agent.training.learner import Learner
-from hrm_agent.training.penalties import penalty_error
-from hrm_agent.training.sft import Conversation, save_policy, tokenize, train_sft
+from hrm_agent.training.checkpoints import save_policy
+from hrm_agent.training.config.commands import GrpoConfig, SftConfig
+from hrm_agent.training.select.penalties import penalty_error
+from hrm_agent.training.sft import Conversation, tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.cold_start import answer_text, build_tokenizer
+from hrm_agent.training.update.batch import build_batches, linearise
+from hrm_agent.training.update.learner import Learner
 from hrm_agent.trajectory import Overlay, Sampling, TaskRef, ToolStatus, Verdict
 
 TASK = TaskRef(id="1", family="f", prompt="6 * 7?")

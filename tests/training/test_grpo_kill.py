@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hrm_agent.errors import RunError
 from hrm_agent.store import open_store
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory.lint import lint
@@ -94,7 +94,7 @@ def test_what_was_trained_on_passes_the_linter(undisturbed: Path) -> None:
 
 
 def test_training_moves_the_weights(undisturbed: Path) -> None:
-    from hrm_agent.models.policy_loader import model_folder
+    from hrm_agent.models.loading.policy_loader import model_folder
 
     before = load_file(Path(model_folder(CONFIG.policy)) / "model.safetensors")
     after = load_file(undisturbed / "model" / "model.safetensors")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hrm_agent.store import open_store
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory import DropReason, RewardFault

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from hrm_agent.environment import Environment, LocalEnvironment, Submission
 from hrm_agent.environment import open as opening
 from hrm_agent.errors import RunError
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.store import open_store
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
-from hrm_agent.training.rollout import run_id_of
-from hrm_agent.training.verdicts import why_nothing_was_learnt
+from hrm_agent.training.rollout.rollout import run_id_of
+from hrm_agent.training.select.verdicts import why_nothing_was_learnt
 from hrm_agent.trajectory import DropReason, Overlay, StopReason, ToolStatus, Trajectory, Verdict
 from tests.support.lent import Lent
 from tests.support.trajectory.samples import make_trajectory

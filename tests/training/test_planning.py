@@ -10,12 +10,13 @@ from statistics import fmean
 import pytest
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.training.config_parts import AdapterPart
-from hrm_agent.training.configs import GrpoConfig, SftConfig
+from hrm_agent.training.checkpoints import save_policy
+from hrm_agent.training.config.commands import GrpoConfig, SftConfig
+from hrm_agent.training.config.parts import AdapterPart
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
-from hrm_agent.training.sft import read_chats, save_policy, train_sft
-from hrm_agent.training.trained_policy import TrainedPolicy
+from hrm_agent.training.sft import read_chats, train_sft
+from hrm_agent.training.update.trained_policy import TrainedPolicy
 from tests.support.graphs import planning_agent
 
 PLANNER = "tests.support.graphs.planning_agent"

@@ -8,9 +8,9 @@ import pytest
 
 from hrm_agent.cli.main import main
 from hrm_agent.models.adapter_folder import on_its_base
-from hrm_agent.models.local.load_weights import load_for_answers
+from hrm_agent.models.loading.load_weights import load_for_answers
+from hrm_agent.models.loading.policy_loader import local_folder
 from hrm_agent.models.model_string import parse_model
-from hrm_agent.models.policy_loader import local_folder
 from tests.support.training.english import perplexity, write_conversations
 
 

@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.errors import ModelError, RunError, TaskError
 from hrm_agent.models.engine import TemplateMismatch
-from hrm_agent.models.policy_loader import load_codec, model_folder
-from hrm_agent.training.checkpoints import Checkpoints
-from hrm_agent.training.config_parts import AdapterPart
-from hrm_agent.training.configs import SftConfig
+from hrm_agent.models.loading.policy_loader import load_codec, model_folder
+from hrm_agent.training.checkpoints import Checkpoints, save_policy
+from hrm_agent.training.config.commands import SftConfig
+from hrm_agent.training.config.parts import AdapterPart
 from hrm_agent.training.metrics import read_metrics
-from hrm_agent.training.sft import Conversation, read_chats, save_policy, tokenize, train_sft
+from hrm_agent.training.sft import Conversation, read_chats, tokenize, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.cold_start import answer_text
-from hrm_agent.training.trained_policy import TrainedPolicy
+from hrm_agent.training.update.trained_policy import TrainedPolicy
 
 pytestmark = pytest.mark.whole
 

@@ -12,9 +12,9 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.time_travel.fork import Edit, siblings
 from hrm_agent.store import open_store
-from hrm_agent.training.advantages import group_advantages
-from hrm_agent.training.batch import build_batches, kept_rows
-from hrm_agent.training.roc import select
+from hrm_agent.training.select.roc import select
+from hrm_agent.training.update.advantages import group_advantages
+from hrm_agent.training.update.batch import build_batches, kept_rows
 from hrm_agent.trajectory import Overlay, TaskRef, Trajectory, Verdict
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from hrm_agent.trajectory.lint import lint

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hrm_agent.store import open_store
-from hrm_agent.training.config_parts import TrainingStage
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.parts import TrainingStage
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory import Verdict
 from tests.support.training.killed_training import assert_same_weights, forked, sampled_tokens

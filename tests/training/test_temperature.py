@@ -15,13 +15,13 @@ from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.engine import GenerationRequest
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.store import open_store
-from hrm_agent.training.batch import build_batches, kept_rows, left_out, micro_batches
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
-from hrm_agent.training.objectives import LossOptions
-from hrm_agent.training.optimizer_step import OptimOptions, policy_update
-from hrm_agent.training.verdicts import judge
+from hrm_agent.training.select.verdicts import judge
+from hrm_agent.training.update.batch import build_batches, kept_rows, left_out, micro_batches
+from hrm_agent.training.update.objectives import LossOptions
+from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
 from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Sampling, Trajectory, Verdict
 from tests.support.training.builders import call, tiny_model, trajectory
 

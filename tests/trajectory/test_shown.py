@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.trajectory.shown import answer_thoughts, parts_of, thoughts_of
+from hrm_agent.trajectory.words import answer_thoughts, parts_of, thoughts_of
 from tests.support.trajectory.samples import make_call, make_trajectory
 
 SUMMARY = {"id": "rs", "type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}, {"text": "b"}]}

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from hrm_agent import http_server
+from hrm_agent.basics import http_server
+from hrm_agent.basics.http_server import BadRequestError
 from hrm_agent.environment.remote.sockets import listen_tcp
-from hrm_agent.http_server import BadRequestError
 from hrm_agent.store import open_store
 from hrm_agent.testing import wait_until
 from hrm_agent.viewer import answer_threads, app, events

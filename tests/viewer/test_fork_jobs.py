@@ -25,9 +25,8 @@ from hrm_agent.trajectory import RunStatus
 from hrm_agent.viewer.fork_jobs import ForkJobs, _address
 from hrm_agent.viewer.json_text import NotThere
 from hrm_agent.viewer.places import Place
-from hrm_agent.viewer.projections.moments import moments
-from hrm_agent.viewer.projections.state import moment
-from hrm_agent.viewer.projections.trajectories import trajectories
+from hrm_agent.viewer.projections.run.trajectories import trajectories
+from hrm_agent.viewer.projections.trajectory.moments import moment, moments
 from hrm_agent.viewer.security import FORK_HEADER
 
 pytestmark = pytest.mark.whole

@@ -12,7 +12,7 @@ from hrm_agent.errors import HrmError
 from hrm_agent.store import STORE_POINTER, open_store
 from hrm_agent.viewer import places as module
 from hrm_agent.viewer.places import NoPlaceError, Place, Places
-from hrm_agent.viewer.projections.curves import metrics
+from hrm_agent.viewer.projections.run.curves import metrics
 from hrm_agent.viewer.projections.runs import runs
 from tests.support.store.bodies import is_file, set_version
 from tests.support.trajectory.samples import make_trajectory

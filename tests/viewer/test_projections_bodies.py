@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hrm_agent.store import open_store
-from hrm_agent.store.copying import copy_store
+from hrm_agent.store.upkeep.copying import copy_store
 from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.places import Place
 from hrm_agent.viewer.projections import ENDPOINTS

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.basics.intervals import wilson_interval
 from hrm_agent.cli.main import main
-from hrm_agent.intervals import wilson_interval
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, Scoring
 from hrm_agent.viewer.json_text import NotThere, json_text
@@ -86,7 +86,7 @@ def test_held_out_accuracy_has_the_interval_of_an_evaluation(ask: Ask, trained_r
 
 
 def test_metrics_grow_and_begin_anew(ask: Ask, trained_run: Path, tmp_path: Path) -> None:
-    from hrm_agent.viewer.projections.run_files import metrics_of
+    from hrm_agent.viewer.run_files import metrics_of
 
     lines = (trained_run / "metrics.jsonl").read_text().splitlines(keepends=True)
     path = tmp_path / "metrics.jsonl"
@@ -104,7 +104,7 @@ def test_metrics_grow_and_begin_anew(ask: Ask, trained_run: Path, tmp_path: Path
 
 
 def test_rows_that_come_meanwhile_are_of_the_next_look(tmp_path: Path) -> None:
-    from hrm_agent.viewer.projections.run_files import metrics_of
+    from hrm_agent.viewer.run_files import metrics_of
 
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0, "a": 1}\n')
@@ -222,7 +222,7 @@ def test_tokens_are_the_path_of_the_call(ask: Ask, place: Place) -> None:
 
 
 def test_an_analysis_is_shown_where_there_is_one(ask: Ask, trained_run: Path, tmp_path: Path) -> None:
-    from hrm_agent.viewer.projections.tokens import tokens
+    from hrm_agent.viewer.projections.trajectory.tokens import tokens
 
     id_ = ask("trajectories", run="small", verdict="kept")["rows"][0][1]
     call = next(each for each in ask("items", id=id_)["items"] if each["kind"] == "call")

@@ -17,13 +17,13 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.store import open_store
-from hrm_agent.store.hashing import DICT, LIST, TREE, hash_of
+from hrm_agent.store.values.hashing import DICT, LIST, TREE, hash_of
 from hrm_agent.trajectory import BranchReason, ForkRef, Overlay, Verdict
 from hrm_agent.viewer.json_text import NotThere, foreign, json_text
 from hrm_agent.viewer.places import Place
 from hrm_agent.viewer.projections import ENDPOINTS
-from hrm_agent.viewer.projections.run_files import metrics_of
-from hrm_agent.viewer.projections.token_texts import token_texts
+from hrm_agent.viewer.projections.trajectory.tokens import token_texts
+from hrm_agent.viewer.run_files import metrics_of
 from tests.support.trajectory.samples import make_call, make_tool_call, make_trajectory
 
 Ask = Callable[..., dict[str, Any]]

@@ -19,10 +19,9 @@ from hrm_agent.store import open_store
 from hrm_agent.trajectory import StopReason
 from hrm_agent.viewer.json_text import NotThere, json_text
 from hrm_agent.viewer.places import Place
-from hrm_agent.viewer.projections.graph import graph
-from hrm_agent.viewer.projections.moments import moments
-from hrm_agent.viewer.projections.state import moment
-from hrm_agent.viewer.projections.trajectory import commands_of
+from hrm_agent.viewer.projections.trajectory.graph import graph
+from hrm_agent.viewer.projections.trajectory.moments import moment, moments
+from hrm_agent.viewer.projections.trajectory.trajectory import commands_of
 from tests.support.trajectory.samples import make_trajectory
 
 

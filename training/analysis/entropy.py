@@ -2,6 +2,10 @@
 
 In nats, over the whole vocabulary, of the distribution at the temperature that the call was sampled at: no top-p and no
 schema, which cut that distribution further. A call at temperature 0 has its entropy at temperature 1.
+
+Mean -log p of the sampled tokens, as recorded: what the entropy is the mean of, for all steps and without weights.
+
+It is an estimate of the mean entropy, and tells nothing of a single token.
 """
 
 from __future__ import annotations
@@ -14,13 +18,23 @@ import numpy as np
 
 from hrm_agent.errors import ModelError
 from hrm_agent.training.analysis.weights import Sampler
-from hrm_agent.training.batch import ForwardName, Row, micro_batches
-from hrm_agent.training.logprobs.entropies import token_entropies
-from hrm_agent.training.penalties import asked_ids
+from hrm_agent.training.select.penalties import asked_ids
+from hrm_agent.training.update.batch import ForwardName, Row, micro_batches
+from hrm_agent.training.update.logprobs.entropies import token_entropies
 from hrm_agent.trajectory import Call, LogprobKind, ToolStatus, Trajectory
 from hrm_agent.trajectory.forest import paths
 
-__all__ = ["After", "CallEntropy", "call_entropies", "responses_before", "sampler_of"]
+__all__ = [
+    "After",
+    "CallEntropy",
+    "Surprise",
+    "SurpriseRow",
+    "call_entropies",
+    "responses_before",
+    "sampler_of",
+    "surprise_of",
+    "surprise_rows",
+]
 
 TOKENS = 8192
 """Tokens that are forwarded at once, unless one row is longer."""
@@ -193,3 +207,51 @@ def _check_vocabulary(model: Any, rows: Iterable[Row]) -> None:
             f"The record has token {largest}, and the model's vocabulary has {size}: its tokens are another model's.",
             "Name the weights that sampled them by --policy.",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """Of some tokens."""
+
+    total: float = 0.0
+    """Sum of -log p, in nats."""
+    tokens: int = 0
+    """Tokens that have one that can be compared with an entropy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SurpriseRow:
+    """Of all sampled tokens of one part of a run."""
+
+    part: str
+    """Name of the part."""
+    step: int | None
+    """Training step, counted from 1; None outside of training."""
+    tokens: int
+    """Completion tokens."""
+    mean: float
+    """Mean -log p, in nats."""
+
+
+def surprise_of(trajectory: Trajectory) -> Surprise:
+    """Of the tokens of a rollout whose log-probs are of the whole distribution that they were sampled from."""
+    calls = [call for call in trajectory.own_calls if is_comparable(call)]
+    logprobs = [np.asarray(call.logprobs)[np.asarray(call.mask, np.bool_)] for call in calls]
+    return Surprise(-sum(float(each.sum()) for each in logprobs), sum(map(len, logprobs)))
+
+
+def is_comparable(call: Call) -> bool:
+    """Whether the recorded log-probs are those of the distribution at the temperature of the call."""
+    if not call.token_ids or not call.logprobs:
+        return False
+    raw = call.logprob_kind is LogprobKind.RAW and call.sampled_with.temperature == 1
+    return raw or call.logprob_kind is LogprobKind.TEMPERED
+
+
+def surprise_rows(found: Iterable[tuple[str, int | None, Surprise]]) -> list[SurpriseRow]:
+    """One row for each part that has such tokens, from what its rollouts have."""
+    parts: dict[str, tuple[int | None, float, int]] = {}
+    for part, step, each in found:
+        _, total, tokens = parts.get(part, (step, 0.0, 0))
+        parts[part] = step, total + each.total, tokens + each.tokens
+    return [SurpriseRow(name, step, tokens, total / tokens) for name, (step, total, tokens) in parts.items() if tokens]

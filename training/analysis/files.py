@@ -18,12 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.files import json_line, locked_folder
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import ConfigError
-from hrm_agent.files import json_line, locked_folder
 from hrm_agent.training.analysis.page import page
 from hrm_agent.training.analysis.pictures import PICTURES, draw
 from hrm_agent.training.analysis.report import AnalysisReport, MarkedCall
-from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["check_folder", "write_analysis"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from hrm_agent.intervals import wilson_interval
+from hrm_agent.basics.intervals import wilson_interval
 from hrm_agent.training.analysis.facts import RolloutFacts
 
 __all__ = ["LengthBin", "LengthRow", "length_bins", "length_rows", "mean_tokens"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from hrm_agent.markup import Html, document, element, join, scrolled, table
+from hrm_agent.basics.markup import Html, document, element, join, scrolled, table
 from hrm_agent.training.analysis.forking import TokenExample, TokenRow
 from hrm_agent.training.analysis.pictures import PICTURES
 from hrm_agent.training.analysis.reflection import ReflectionReport

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hrm_agent.plotting import new_figure, save_figure
+from hrm_agent.basics.plotting import new_figure, save_figure
+from hrm_agent.training.analysis.facts import ToolErrorRow
 from hrm_agent.training.analysis.report import AnalysisReport, TokenReport
 from hrm_agent.training.analysis.selection import SelectionRow
-from hrm_agent.training.analysis.tool_errors import ToolErrorRow
 
 __all__ = ["PICTURES", "Picture", "draw"]
 

@@ -10,8 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from hrm_agent.errors import RunError
-from hrm_agent.training.analysis.entropy import CallEntropy
-from hrm_agent.training.analysis.facts import Part, RolloutFacts, StepMetrics, parts_of, read_part
+from hrm_agent.training.analysis.entropy import CallEntropy, SurpriseRow, surprise_rows
+from hrm_agent.training.analysis.facts import (
+    ErrorClass,
+    Part,
+    RolloutFacts,
+    StepMetrics,
+    ToolErrorRow,
+    error_classes,
+    parts_of,
+    read_part,
+    tool_error_rows,
+)
 from hrm_agent.training.analysis.forking import TokenRow, fork_threshold, forking_indices, token_rows
 from hrm_agent.training.analysis.lengths import LengthBin, LengthRow, length_bins, length_rows
 from hrm_agent.training.analysis.reflection import ReflectionReport, reflection_indices, reflections
@@ -23,7 +33,6 @@ from hrm_agent.training.analysis.selection import (
     selected_shares,
     selection_rows,
 )
-from hrm_agent.training.analysis.surprise import SurpriseRow, surprise_rows
 from hrm_agent.training.analysis.token_sample import (
     AnalysedTokens,
     PartEntropy,
@@ -32,8 +41,7 @@ from hrm_agent.training.analysis.token_sample import (
     analysed_tokens,
     chosen_parts,
 )
-from hrm_agent.training.analysis.tool_errors import ErrorClass, ToolErrorRow, error_classes, tool_error_rows
-from hrm_agent.training.recorded_runs import RecordedRuns
+from hrm_agent.training.records.runs import RecordedRuns
 
 __all__ = ["SCHEMA", "AnalysisReport", "MarkedCall", "TokenReport", "analyse"]
 

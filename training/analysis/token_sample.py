@@ -2,6 +2,8 @@
 
 A sample of the rollouts of each part of the run, drawn by a seed. Without further word, of those parts only whose
 weights are on record: entropies under other weights are another policy's.
+
+What each token says, so that the texts of all tokens in order are the text of the whole.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hrm_agent.errors import ConfigError, nearest
+from hrm_agent.models.codec.stream_decoder import PieceDecoder
+from hrm_agent.models.engine import Codec
 from hrm_agent.training.analysis.entropy import CallEntropy, call_entropies, sampler_of
 from hrm_agent.training.analysis.facts import Part, readable
-from hrm_agent.training.analysis.token_texts import token_texts
 from hrm_agent.training.analysis.weights import (
     Sampler,
     WeightsOnRecord,
@@ -25,10 +30,36 @@ from hrm_agent.training.analysis.weights import (
     roles_of_weights,
     weights_for,
 )
-from hrm_agent.training.recorded_runs import OTHER_TOKENIZER, RecordedRuns, TokenReader
+from hrm_agent.training.records.runs import OTHER_TOKENIZER, RecordedRuns, TokenReader
 from hrm_agent.trajectory import Call, Trajectory, derive_seed
 
-__all__ = ["AnalysedTokens", "PartEntropy", "TokenOptions", "WeightsUse", "analysed_tokens", "chosen_parts"]
+__all__ = [
+    "AnalysedTokens",
+    "PartEntropy",
+    "TokenOptions",
+    "WeightsUse",
+    "analysed_tokens",
+    "chosen_parts",
+    "token_texts",
+]
+
+_WAITING = 8
+"""Most tokens that wait for the rest of a character."""
+
+
+def token_texts(codec: Codec, token_ids: Sequence[int]) -> list[str]:
+    """The text of each token; of a character made of several tokens, the last one has it and those before are empty."""
+    pieces = PieceDecoder(partial(_text, codec), _WAITING)
+    texts = [pieces.push(token_id) for token_id in token_ids]
+    return [*texts[:-1], texts[-1] + pieces.finish()] if texts else []
+
+
+def _text(codec: Codec, token_ids: Sequence[int]) -> str:
+    """Control tokens included, of which a codec leaves out one at the end."""
+    controls: Any = getattr(codec, "control_token_ids", ())
+    ends = bool(token_ids) and token_ids[-1] in controls
+    return codec.decode([*token_ids, token_ids[-1]] if ends else token_ids)
+
 
 ALL = "all"
 NO_WEIGHTS = "its weights are not here"

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.files import read_whole
 from hrm_agent.errors import ConfigError, ModelError
-from hrm_agent.files import read_whole
 from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base, roles_on_record
+from hrm_agent.models.loading.policy_loader import local_folder
 from hrm_agent.models.model_string import is_folder, parse_model
-from hrm_agent.models.policy_loader import local_folder
 from hrm_agent.training.checkpoints import MANIFEST
 
 __all__ = ["Sampler", "WeightsOnRecord", "load_weights", "roles_of_weights", "weights_for", "weights_on_record"]
@@ -69,7 +69,7 @@ def roles_of_weights(weights: WeightsOnRecord) -> frozenset[str]:
 
 def load_weights(weights: WeightsOnRecord) -> Any:
     """The model, in evaluation mode. Raises `ModelError`."""
-    from hrm_agent.models.local.load_weights import load_for_answers
+    from hrm_agent.models.loading.load_weights import load_for_answers
 
     whole = on_its_base(parse_model(weights.name))
     return load_for_answers(local_folder(whole), whole.options)[0]

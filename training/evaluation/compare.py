@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean
-from typing import Any
 
+from hrm_agent.basics.intervals import Estimate, bootstrapped, wilson_interval
 from hrm_agent.errors import RunError
-from hrm_agent.intervals import Estimate, bootstrapped, wilson_interval
 from hrm_agent.training.evaluation.samples import Problem, Sample
 from hrm_agent.training.evaluation.statistics import sign_flip_p
+from hrm_agent.training.evaluation.tables import NOT_REPORTED, Row, interval_text, plain_text
 from hrm_agent.trajectory import RunStatus
 
-__all__ = ["ComparedRun", "Comparison", "compare", "with_width"]
+__all__ = ["ComparedRun", "Comparison", "compare", "comparison_lines", "comparison_rows", "with_width"]
 
 _LEVEL = 0.05
+_NAMED = 20
+"""Problems of a comparison that are named in the text; all of them stand in the JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,11 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        from hrm_agent.markup import element, fragment, table
-        from hrm_agent.training.evaluation.tables import comparison_lines, comparison_rows
+        from hrm_agent.basics.markup import element, fragment, table
 
-        found: Any = self  # a type checker that reads this file by its path takes it for another module
         columns = ("", f"A: {self.a.name}", f"B: {self.b.name}", "B less A")
-        lines = [element("p", line) for line in comparison_lines(found)]
-        return fragment(table(columns, comparison_rows(found), "Comparison"), *lines)
+        lines = [element("p", line) for line in comparison_lines(self)]
+        return fragment(table(columns, comparison_rows(self), "Comparison"), *lines)
 
     @property
     def certain(self) -> bool:
@@ -158,3 +158,39 @@ def _side(
 ) -> ComparedRun:
     tokens, errors = (fmean(column) for column in zip(*means, strict=True))
     return ComparedRun(name, sum(map(len, groups)), share, tokens, errors)
+
+
+def comparison_rows(found: Comparison) -> list[Row]:
+    """Both sides and their difference, measure by measure."""
+    a, b = found.a, found.b
+    return [
+        ("trajectories", a.trajectories, b.trajectories, ""),
+        ("pass@1", interval_text(a.pass_at_1), interval_text(b.pass_at_1), interval_text(found.difference, sign=True)),
+        (
+            "completion tokens",
+            plain_text(a.sampled_tokens or NOT_REPORTED),
+            plain_text(b.sampled_tokens or NOT_REPORTED),
+            interval_text(found.sampled_tokens, sign=True) if a.sampled_tokens and b.sampled_tokens else "",
+        ),
+        (
+            "tool errors",
+            plain_text(a.tool_errors),
+            plain_text(b.tool_errors),
+            interval_text(found.tool_errors, sign=True),
+        ),
+    ]
+
+
+def comparison_lines(found: Comparison) -> list[str]:
+    """What follows from the table, in words."""
+    word = "beyond chance" if found.certain else "within what chance gives"
+    lines = [
+        f"{found.problems} problems are in both.",
+        f"The difference of pass@1 is {word}: p = {found.p_value:.2g} ({found.test}).",
+        f"B is right oftener on {len(found.better)}, A on {len(found.worse)}.",
+    ]
+    for name, ids in (("A", found.only_a), ("B", found.only_b)):
+        if ids:
+            more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+            lines.append(f"Only in {name}, left out: {', '.join(ids[:_NAMED])}{more}.")
+    return lines

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from hrm_agent.intervals import Estimate, bootstrapped, wilson_interval
+from hrm_agent.basics.intervals import Estimate, bootstrapped, wilson_interval
 from hrm_agent.training.evaluation.prices import Prices
 from hrm_agent.training.evaluation.samples import Effort, Problem, Sample, samples_of
-from hrm_agent.training.evaluation.statistics import AnswerTally, majority_curve, pass_curve
-from hrm_agent.training.roc import is_positive, outcome_of
+from hrm_agent.training.evaluation.statistics import AnswerTally, majority_curve, pass_curve, shown_ks
+from hrm_agent.training.evaluation.tables import NOT_REPORTED, interval_text, plain_text
+from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.trajectory import Overlay, RunStatus, Trajectory, Verdict
 
-__all__ = ["Evaluation", "FamilyScore", "Seconds", "evaluate", "evaluate_samples", "group_metrics"]
+__all__ = ["Evaluation", "FamilyScore", "Seconds", "evaluate", "evaluate_samples", "group_metrics", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,9 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        from hrm_agent.markup import fragment, table
-        from hrm_agent.training.evaluation.tables import summary
+        from hrm_agent.basics.markup import fragment, table
 
-        found: Any = self  # a type checker that reads this file by its path takes it for another module
-        return fragment(table(("measure", "value"), summary(found), "Evaluation"))
+        return fragment(table(("measure", "value"), summary(self), "Evaluation"))
 
 
 def evaluate(
@@ -302,3 +300,39 @@ def _tool_error_share(trajectories: Iterable[Trajectory]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
+
+
+def summary(found: Evaluation) -> list[tuple[str, object]]:
+    """The measures of an evaluation with their values, as people read them."""
+    rows: list[tuple[str, object]] = [("problems", found.problems), ("trajectories", found.trajectories)]
+    rows += [("left out: completed, without a score", found.without_score)] if found.without_score else []
+    rows += [(f"pass@{k}", interval_text(found.pass_at[k])) for k in shown_ks(found.samples)] or [("pass@1", math.nan)]
+    rows += [(f"majority@{k}", interval_text(found.majority_at[k])) for k in shown_ks(found.samples) if k > 1]
+    rows += [(f"reward {name}", interval_text(estimate)) for name, estimate in found.rewards.items()]
+    known = bool(found.read_tokens or found.sampled_tokens) or found.without_call == found.trajectories
+    counts = f"{found.read_tokens:,}, {found.sampled_tokens:,}"
+    rows += [
+        ("tool error among the correct", found.correct_with_tool_error),
+        ("tool errors, share of tool calls", found.tool_error_share),
+        ("tool calls, mean", found.mean_tool_calls),
+        ("completion tokens, mean", found.mean_sampled_tokens if known else NOT_REPORTED),
+        ("prompt tokens, completion tokens", counts if known else NOT_REPORTED),
+        ("wall time, seconds", found.seconds.wall),
+        ("a trajectory: from start to end, models, tools", _times(found)),
+        ("statuses", _counts(found.statuses)),
+        ("run once more, failed by a machine", found.run_again),
+        ("stop reasons", _counts(found.stop_reasons)),
+        ("right, but truncated", found.truncated_correct),
+        ("ended before any model call", found.without_call),
+    ]
+    costs = (("cost, by the prices given", found.cost), ("cost, as reported", found.reported_cost))
+    return rows + [(name, f"{cost:.6g}") for name, cost in costs if cost is not None]
+
+
+def _times(found: Evaluation) -> str:
+    seconds = found.seconds
+    return ", ".join(f"{plain_text(value)} s" for value in (seconds.trajectory, seconds.model, seconds.tool))
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.intervals import Estimate
-from hrm_agent.plotting import new_figure, save_figure
+from hrm_agent.basics.intervals import Estimate
+from hrm_agent.basics.plotting import new_figure, save_figure
 from hrm_agent.training.evaluation.evaluate import Evaluation
 from hrm_agent.training.evaluation.statistics import shown_ks
 

@@ -13,18 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.files import json_line, replacing
-from hrm_agent.training.evaluation.compare import Comparison
-from hrm_agent.training.evaluation.evaluate import Evaluation
+from hrm_agent.basics.files import json_line, replacing
+from hrm_agent.training.evaluation.compare import Comparison, comparison_lines, comparison_rows
+from hrm_agent.training.evaluation.evaluate import Evaluation, summary
 from hrm_agent.training.evaluation.roles import ROLE_COUNTS
-from hrm_agent.training.evaluation.tables import (
-    Row,
-    comparison_lines,
-    comparison_rows,
-    interval_text,
-    plain_text,
-    summary,
-)
+from hrm_agent.training.evaluation.tables import Row, interval_text, plain_text
 
 __all__ = [
     "comparison_lines",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import fmean
 
+from hrm_agent.basics.intervals import Estimate, bootstrapped
 from hrm_agent.errors import ConfigError, RunError, nearest
-from hrm_agent.intervals import Estimate, bootstrapped
 from hrm_agent.store import RunStore
 from hrm_agent.training.evaluation.compare import with_width
 from hrm_agent.training.evaluation.samples import Problem
 from hrm_agent.training.evaluation.statistics import sign_flip_p
-from hrm_agent.training.roc import is_positive, outcome_of
+from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.trajectory import FEEDBACK, RunStatus, Scoring, Trajectory, content_hash
 
 __all__ = [

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from hrm_agent.answers.equivalence import normalize_answer
-from hrm_agent.training.eligibility import SECOND_ATTEMPT
 from hrm_agent.training.evaluation.prices import reported_cost, usage
 from hrm_agent.training.evaluation.roles import Roles, role_counts
-from hrm_agent.training.roc import is_positive, outcome_of
+from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT
+from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.trajectory import RunStatus, Trajectory, content_hash
 
 __all__ = ["Effort", "Problem", "Sample", "samples_of"]

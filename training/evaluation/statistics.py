@@ -8,7 +8,7 @@ Several samples of one problem are not independent, so the *problem* is the unit
     majority@k    the share of the k-subsets in which the answer given most often is correct; of answers given equally
                   often one is drawn (Wang et al. 2022, arXiv 2203.11171, names the vote; the mean over all subsets is
                   exact here, where one usually draws some)
-    intervals     those of `hrm_agent.intervals`, with the problem as the unit
+    intervals     those of `hrm_agent.basics.intervals`, with the problem as the unit
     comparison    problems are paired, and the sign of each difference is flipped with probability 1/2: exact, by
                   convolution. With one sample a side this is McNemar's exact test (a binomial over discordant pairs)
 """

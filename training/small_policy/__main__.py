@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hrm_agent.models
-from hrm_agent.training.fitted_config import decided
+from hrm_agent.training.config.fitted import decided
 from hrm_agent.training.small_policy.cards import figures_text, roles_text, spread_text
 from hrm_agent.training.small_policy.cold_start import COLD_START, build_cold_start
 from hrm_agent.training.small_policy.figures import Figures, measure, measure_roles

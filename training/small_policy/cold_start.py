@@ -17,9 +17,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from hrm_agent.models.codec.calls.hermes import tool_call_text
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.training.configs import SftConfig
-from hrm_agent.training.fitted_config import conversations_taken
-from hrm_agent.training.sft import Conversation, save_policy, train_sft
+from hrm_agent.training.checkpoints import save_policy
+from hrm_agent.training.config.commands import SftConfig
+from hrm_agent.training.config.fitted import conversations_taken
+from hrm_agent.training.sft import Conversation, train_sft
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TAGS, train_tokenizer
 from hrm_agent.training.small_policy.traces import GUESS_SHARE, SLIP_SHARE, demonstrations

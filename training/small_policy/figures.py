@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
+from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.small_policy.fault_counts import FaultShare, fault_shares
 from hrm_agent.trajectory import Trajectory
 

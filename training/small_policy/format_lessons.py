@@ -32,7 +32,8 @@ from hrm_agent.graphs.parts.prompts import (
     solver_request,
     synthesizer_request,
 )
-from hrm_agent.training.sft import Conversation, save_policy
+from hrm_agent.training.checkpoints import save_policy
+from hrm_agent.training.sft import Conversation
 from hrm_agent.training.small_policy.architecture import new_model
 from hrm_agent.training.small_policy.cold_start import build_tokenizer
 from hrm_agent.training.small_policy.snippets import tool_text

@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.training.configs import GrpoConfig, SftConfig
+from hrm_agent.training.config.commands import GrpoConfig, SftConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import METRICS_FILE, read_metrics
 from hrm_agent.training.sft import tokenize, train_sft

@@ -15,9 +15,10 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.training.configs import SftConfig
-from hrm_agent.training.fitted_config import conversations_taken
-from hrm_agent.training.sft import Conversation, save_policy, train_sft
+from hrm_agent.training.checkpoints import save_policy
+from hrm_agent.training.config.commands import SftConfig
+from hrm_agent.training.config.fitted import conversations_taken
+from hrm_agent.training.sft import Conversation, train_sft
 from hrm_agent.training.small_policy.role_faults import CRITIC_KINDS, NO_FAULTS, RoleFaults, faulty_demonstrations
 from hrm_agent.trajectory import derive_seed
 

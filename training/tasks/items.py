@@ -18,12 +18,12 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, cast
 
+from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.errors import TaskError
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.tasks.rows import plain_text, reference_answer
 from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import TASK_INPUTS, content_hash
-from hrm_agent.unicode import find_surrogate
 
 __all__ = ["DRAWN", "tasks_of_items"]
 

@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from hrm_agent.bounded import BoundedMap
+from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.rewards import Reward, Rubric, Scored
 from hrm_agent.training.tasks.base import Verifier
 from hrm_agent.training.tasks.registry import load_tasks, verifier_of

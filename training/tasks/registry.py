@@ -31,7 +31,6 @@ from typing import Literal
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.training.tasks.items import DRAWN
-from hrm_agent.training.tasks.jsonl import load_aime, load_jsonl
 from hrm_agent.training.tasks.mixture import MixturePart, mixed, read_mixture
 from hrm_agent.training.tasks.own import load_own
 from hrm_agent.training.tasks.packages import find_registered, load_registered, registered_names
@@ -39,7 +38,7 @@ from hrm_agent.training.tasks.reasoning_gym import load_arc_agi, load_reasoning_
 from hrm_agent.training.tasks.sources import read_sources, tasks_folder
 from hrm_agent.training.tasks.spec import FAMILY_NAMES, MODULE, Loader, kind_of
 from hrm_agent.training.tasks.stored import load_stored, original_of
-from hrm_agent.training.tasks.tables import load_csv, load_hf, load_parquet
+from hrm_agent.training.tasks.tables import load_aime, load_csv, load_hf, load_jsonl, load_parquet
 from hrm_agent.training.tasks.verifiers_environments import load_verifiers
 from hrm_agent.training.tasks.verify import contest_verifier, exact_verifier, grid_verifier
 from hrm_agent.trajectory import TaskRef

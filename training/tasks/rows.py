@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.errors import TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.training.tasks.spec import Columns
 from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import derive_seed
-from hrm_agent.unicode import find_surrogate
 
 __all__ = ["TableRow", "plain_text", "reference_answer", "tasks_of_rows"]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hrm_agent.basics.files import replacing
 from hrm_agent.errors import RunError
-from hrm_agent.files import replacing
 from hrm_agent.import_by_name import search_in
 from hrm_agent.training.tasks.mixture import read_mixture
 from hrm_agent.training.tasks.packages import find_registered, origin_of

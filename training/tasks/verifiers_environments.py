@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.messages import convert_to_openai_messages
 
-from hrm_agent.async_bridge import run_sync
+from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.errors import HrmError, TaskError
 from hrm_agent.import_by_name import search_in
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.tasks.items import tasks_of_items
 from hrm_agent.training.tasks.spec import one_line, read_parameters
 from hrm_agent.trajectory import Trajectory, derive_seed
-from hrm_agent.trajectory.formats.messages import RequestHints, messages_of
+from hrm_agent.trajectory.formats.shared.messages import RequestHints, messages_of
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
-from hrm_agent.files import read_whole, replacing
+from hrm_agent.basics.files import read_whole, replacing
 
 __all__ = ["TrackedRun", "Tracker"]
 

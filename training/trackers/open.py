@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from hrm_agent.basics.files import read_whole
 from hrm_agent.errors import ConfigError, to_install
-from hrm_agent.files import read_whole
+from hrm_agent.training.config.trackers import TrackerName, TrackSettings
 from hrm_agent.training.metrics import METRICS_FILE, row_numbers
 from hrm_agent.training.trackers.base import TrackedRun, Tracker
 from hrm_agent.training.trackers.rows import AppendedRows
-from hrm_agent.training.trackers.settings import TrackerName, TrackSettings
 from hrm_agent.training.trackers.tensorboard import open_tensorboard
 from hrm_agent.training.trackers.trackio import open_trackio
 from hrm_agent.training.trackers.wandb import open_wandb

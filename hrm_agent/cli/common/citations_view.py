@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any, cast
 
 from hrm_agent.errors import RunError
-from hrm_agent.retrieval.citations import CITATION_LIST
+from hrm_agent.retrieval.citations.quotes import CITATION_LIST
 from hrm_agent.store import RunStore
-from hrm_agent.store.outlines import newest_plain_channels
-from hrm_agent.store.stored_messages import NeedsItsType
+from hrm_agent.store.browse.state import newest_plain_channels
+from hrm_agent.store.values.plain_reader import NeedsItsType
 
 __all__ = ["citation_lines", "cited_lines", "source_data", "source_lines", "values_of", "without_list"]
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory, TurnEnd
-from hrm_agent.trajectory.shown import code_of, text_of, thoughts_of
-from hrm_agent.trajectory.words import call_facts, models_of, tool_call_facts
+from hrm_agent.trajectory.words import call_facts, code_of, models_of, text_of, thoughts_of, tool_call_facts
 
 __all__ = [
     "call_lines",

@@ -17,9 +17,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from hrm_agent.basics.files import json_line
+from hrm_agent.basics.unicode import for_terminal
 from hrm_agent.cli.main import fitted_for
-from hrm_agent.files import json_line
-from hrm_agent.unicode import for_terminal
 
 __all__ = ["Advance", "Output", "progress", "remark"]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hrm_agent.basics.files import read_whole, replacing
 from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.common.own_types import allowed_names
 from hrm_agent.cli.common.run_folder import existing_store
 from hrm_agent.errors import ConfigError, StoreError
-from hrm_agent.files import read_whole, replacing
 from hrm_agent.trajectory import Overlay, Scoring, Trajectory
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
 from langgraph.types import Interrupt
 
+from hrm_agent.basics.files import json_line
 from hrm_agent.cli.common.formatting import thought_lines
 from hrm_agent.cli.common.output import Output
-from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import invalid_tool_calls
 from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.runtime.time_travel.history import PendingInterrupt
-from hrm_agent.trajectory.shown import code_of
+from hrm_agent.trajectory.words import code_of
 
 __all__ = ["Printer", "indented"]
 

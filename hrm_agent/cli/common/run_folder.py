@@ -11,9 +11,9 @@ from pathlib import Path
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE
 from hrm_agent.errors import ConfigError
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
-from hrm_agent.store.damage import OnDamage
+from hrm_agent.store.database.sqlite_read_only import ReadOnlySqlite
 from hrm_agent.store.run_store import own_run
-from hrm_agent.store.sqlite_read_only import ReadOnlySqlite
+from hrm_agent.store.values.damage import OnDamage
 from hrm_agent.trajectory import Trajectory
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from hrm_agent.intervals import Estimate
+from hrm_agent.basics.intervals import Estimate
 from hrm_agent.training.evaluation.rubrics import FaultCount, RubricComparison
 
 __all__ = ["differing_lines", "fault_rows", "mean_rows", "rubric_comparison_rows"]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hrm_agent.files import json_line
+from hrm_agent.basics.files import json_line
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step
 from hrm_agent.runtime.time_travel.moment_data import moment_data
 from hrm_agent.trajectory import Trajectory

@@ -15,7 +15,7 @@ from hrm_agent.cli.records.export_spans import send_spans, write_spans
 from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.formats import FORMATS, Report, RequestHints, export_to, format_of
-from hrm_agent.trajectory.formats.messages import NO_MESSAGES, NO_TOOLS
+from hrm_agent.trajectory.formats.shared.messages import NO_MESSAGES, NO_TOOLS
 
 __all__ = ["run"]
 

@@ -14,9 +14,9 @@ from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_traj
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.trajectory import Overlay, Trajectory
 from hrm_agent.trajectory.formats import Report, RequestHints
-from hrm_agent.trajectory.formats.otel import no_spans, otel_rows
-from hrm_agent.trajectory.formats.otel_spans import spans_of
-from hrm_agent.trajectory.formats.rows import write_rows
+from hrm_agent.trajectory.formats.otel.file import no_spans, otel_rows
+from hrm_agent.trajectory.formats.otel.spans import spans_of
+from hrm_agent.trajectory.formats.shared.rows import write_rows
 
 __all__ = ["send_spans", "write_spans"]
 

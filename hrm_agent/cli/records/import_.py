@@ -19,7 +19,7 @@ from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
 from hrm_agent.trajectory.formats import FORMATS, Origin, import_from
-from hrm_agent.trajectory.formats.json_documents import printable
+from hrm_agent.trajectory.formats.shared.json_documents import printable
 from hrm_agent.trajectory.lint import lint
 
 __all__ = ["run"]

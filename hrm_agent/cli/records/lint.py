@@ -13,7 +13,7 @@ from hrm_agent.errors import RunError, StoreError
 from hrm_agent.trajectory import BranchReason, RunStatus, Trajectory
 from hrm_agent.trajectory.forest import training_roots
 from hrm_agent.trajectory.lint import INVARIANTS, Finding, lint
-from hrm_agent.trajectory.shown import thoughts_of
+from hrm_agent.trajectory.words import thoughts_of
 
 __all__ = ["run"]
 

@@ -1,7 +1,7 @@
 """Candidate system prompts and tools, used to reconstruct requests on export.
 
 Our own graphs put a system turn before the state's messages, and offer the tools of this project; a graph of one's own
-may put and offer anything. Whatever is named here is only tried: `hrm_agent.trajectory.formats.messages` uses what the
+may put and offer anything. Whatever is named here is only tried: `hrm_agent.trajectory.formats.shared.messages` uses what the
 record proves.
 """
 

@@ -17,9 +17,9 @@ from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, StoreError, nearest
 from hrm_agent.import_by_name import types_by_name
 from hrm_agent.store import RunStore
-from hrm_agent.store.copying import copy_store
-from hrm_agent.store.leases import forget_unused_leases
-from hrm_agent.store.maintenance import (
+from hrm_agent.store.database.leases import forget_unused_leases
+from hrm_agent.store.upkeep.copying import copy_store
+from hrm_agent.store.upkeep.maintenance import (
     collect_values,
     count_loose_values,
     delete_runs,
@@ -28,10 +28,10 @@ from hrm_agent.store.maintenance import (
     stats,
     verify,
 )
-from hrm_agent.store.migrate import check_source, migrate
-from hrm_agent.store.new_store import new_store
-from hrm_agent.store.serializer import allowed_types, declared_types
-from hrm_agent.store.verification import ValueCount
+from hrm_agent.store.upkeep.migrate import check_source, migrate
+from hrm_agent.store.upkeep.new_store import new_store
+from hrm_agent.store.upkeep.verification import ValueCount
+from hrm_agent.store.values.serializer import allowed_types, declared_types
 from hrm_agent.trajectory import RunStatus
 
 __all__ = ["ACTIONS", "run"]

@@ -23,10 +23,10 @@ from rich.live import Live
 from rich.text import Text
 
 from hrm_agent.answers.final_answer import own_text
+from hrm_agent.basics.unicode import for_terminal
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.runs.run import refuse_broken
 from hrm_agent.langgraph_format import is_reserved
-from hrm_agent.unicode import for_terminal
 
 __all__ = ["Screen"]
 

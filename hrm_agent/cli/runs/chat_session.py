@@ -39,7 +39,7 @@ from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.replay.player import Replay, replay_async
 from hrm_agent.runtime.time_travel.fork import Edit, History, Moment, PendingInterrupt, history
 from hrm_agent.store import Lease, RunStore
-from hrm_agent.store.leases import CHAT, COMMAND
+from hrm_agent.store.database.leases import CHAT, COMMAND
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 
 __all__ = ["ChatSession", "new_name"]

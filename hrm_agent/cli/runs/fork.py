@@ -33,8 +33,8 @@ from hrm_agent.runtime.execution.conversation import ANSWER_PATH
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.time_travel.fork import Edit, fork, history
 from hrm_agent.store import RunStore
-from hrm_agent.store.damage import in_a_line
-from hrm_agent.store.leases import COMMAND
+from hrm_agent.store.database.leases import COMMAND
+from hrm_agent.store.values.damage import in_a_line
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 

@@ -105,21 +105,21 @@ def _allowing(values: dict[str, Any], allow: list[str]) -> dict[str, Any]:
 
 def _collect(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.collect import collect_run
-    from hrm_agent.training.configs import CollectConfig
+    from hrm_agent.training.config.commands import CollectConfig
 
     return collect_run(_config(CollectConfig, folder, "collect", allow), folder, output)
 
 
 def _eval(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.eval import eval_run
-    from hrm_agent.training.configs import CollectConfig
+    from hrm_agent.training.config.commands import CollectConfig
 
     return eval_run(_config(CollectConfig, folder, "eval", allow), folder, output)
 
 
 def _train_rl(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.train import reinforce
-    from hrm_agent.training.configs import GrpoConfig
+    from hrm_agent.training.config.commands import GrpoConfig
 
     reinforce(_config(GrpoConfig, folder, "train rl", allow), folder, output)
     return 0
@@ -127,7 +127,7 @@ def _train_rl(folder: Path, output: Output, allow: list[str]) -> int:
 
 def _train_sft(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.train import fine_tune
-    from hrm_agent.training.configs import FineTuneConfig
+    from hrm_agent.training.config.commands import FineTuneConfig
 
     fine_tune(_config(FineTuneConfig, folder, "train sft", allow), folder, output)
     return 0
@@ -135,7 +135,7 @@ def _train_sft(folder: Path, output: Output, allow: list[str]) -> int:
 
 def _demo(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.demo import demo_run
-    from hrm_agent.training.configs import DemoConfig
+    from hrm_agent.training.config.commands import DemoConfig
 
     demo_run(_config(DemoConfig, folder, "demo", allow), folder, output)
     return 0

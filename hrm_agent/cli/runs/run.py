@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.common.interrupts import resumed_by
@@ -42,13 +43,12 @@ from hrm_agent.runtime.selection.strategies import Mode, OnCandidate, Outcome, s
 from hrm_agent.runtime.settings import GraphSettings, RunSettings, SelectionSettings, holds_none
 from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.leases import COMMAND
-from hrm_agent.training.configs import FREE_ON_RESUME
+from hrm_agent.store.database.leases import COMMAND
+from hrm_agent.training.config.commands import FREE_ON_RESUME
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.trajectory import TASK_INPUTS, RunStatus, StopReason, TaskRef, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
 from hrm_agent.trajectory.words import models_of, usage_text
-from hrm_agent.unicode import find_surrogate
 
 __all__ = [
     "RunConfig",

@@ -73,7 +73,7 @@ def _check(words: list[str]) -> int:
         help="load no weights and ask nobody",
     )
     arguments = parser.read(words)
-    from hrm_agent.models.checking import check_model
+    from hrm_agent.models.loading.checking import check_model
 
     found = check_model(arguments.model, load=not arguments.no_load)
     can, output = found.capabilities, Output(as_json=arguments.json)

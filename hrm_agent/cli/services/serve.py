@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from hrm_agent.basics.frozen_heap import frozen_heap
 from hrm_agent.cli.common.arguments import Arguments, Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
@@ -27,7 +28,6 @@ from hrm_agent.cli.runs.run import RunConfig
 from hrm_agent.config import BY_MODEL, build_config, to_toml
 from hrm_agent.environment.remote.address import kept_token_file
 from hrm_agent.environment.remote.sockets import listen_tcp
-from hrm_agent.frozen_heap import frozen_heap
 from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.runtime.episode import Episode, EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.loading import BUILTIN_GRAPHS, load_graph

@@ -15,7 +15,7 @@ from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.serving_options import check_port, read_token, until_signal, url_of
 from hrm_agent.errors import ConfigError
-from hrm_agent.store.sqlite_read_only import is_run_store
+from hrm_agent.store.database.sqlite_read_only import is_run_store
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.app import EnvironmentServer

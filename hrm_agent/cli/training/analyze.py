@@ -33,7 +33,7 @@ def run(words: list[str]) -> int:
         from hrm_agent.training.analysis.files import check_folder, write_analysis
         from hrm_agent.training.analysis.report import analyse
         from hrm_agent.training.analysis.token_sample import TokenOptions
-        from hrm_agent.training.recorded_runs import opened_runs
+        from hrm_agent.training.records.runs import opened_runs
 
     options = TokenOptions(
         policy=arguments.policy,

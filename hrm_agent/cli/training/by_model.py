@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.config import CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import HrmError
+from hrm_agent.models.loading.policy_loader import to_be_converted
 from hrm_agent.models.model_facts import facts_of
-from hrm_agent.models.policy_loader import to_be_converted
 from hrm_agent.models.slow_start import told_if_slow
 
 if TYPE_CHECKING:
-    from hrm_agent.training.configs import DemoConfig, FineTuneConfig, GrpoConfig
-    from hrm_agent.training.fitted_config import Fitted
+    from hrm_agent.training.config.commands import DemoConfig, FineTuneConfig, GrpoConfig
+    from hrm_agent.training.config.fitted import Fitted
 
 __all__ = ["fitted_demo", "fitted_rl", "fitted_sft", "say_chosen", "shown_rl", "shown_sft"]
 
@@ -24,7 +24,7 @@ Trained = TypeVar("Trained", bound="GrpoConfig | FineTuneConfig")
 
 def fitted_rl(config: GrpoConfig, folder: Path | None) -> tuple[GrpoConfig, Fitted]:
     """The configuration of the run in `folder`, fitted; what was chosen. Raises `ModelError`."""
-    from hrm_agent.training.fitted_config import fit_grpo, with_values
+    from hrm_agent.training.config.fitted import fit_grpo, with_values
 
     config = _with_record(config, "train rl", folder)
     fitted = fit_grpo(config, facts_of(config.policy, adapter=config.adapter.lora_rank > 0))
@@ -39,7 +39,7 @@ def fitted_sft(
 
     `conversations`: how many there are (None: they are counted in `config.data`, where that is known).
     """
-    from hrm_agent.training.fitted_config import fit_sft, left_open, with_values
+    from hrm_agent.training.config.fitted import fit_sft, left_open, with_values
 
     config = _with_record(config, "train sft", folder)
     if conversations is None and config.data and {"steps", "batch_size"} & {*left_open(config)}:
@@ -54,7 +54,7 @@ def fitted_sft(
 def fitted_demo(config: DemoConfig, folder: Path) -> tuple[DemoConfig, Fitted]:
     """The configuration of the demo in `folder`, fitted; what was chosen. Raises `ModelError`."""
     from hrm_agent.models.model_facts import ModelFacts, ModelSize
-    from hrm_agent.training.fitted_config import fit_grpo, with_recorded, with_values
+    from hrm_agent.training.config.fitted import fit_grpo, with_recorded, with_values
     from hrm_agent.training.small_policy.architecture import SMALL_DEFAULTS
 
     path = folder / CONFIG_FILE
@@ -95,7 +95,7 @@ def say_chosen(fitted: Fitted, output: Output) -> None:
 
 
 def _with_record(config: Trained, command: str, folder: Path | None) -> Trained:
-    from hrm_agent.training.fitted_config import with_recorded
+    from hrm_agent.training.config.fitted import with_recorded
 
     path = folder / CONFIG_FILE if folder is not None else None
     if path is None or not path.exists():

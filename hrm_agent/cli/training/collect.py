@@ -10,17 +10,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.config import compare_on_resume, save_config
-from hrm_agent.files import alone_in
 from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.rewards import load_rubric
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import FREE_ON_RESUME, CollectConfig
-from hrm_agent.training.eligibility import error_of
+from hrm_agent.training.config.commands import FREE_ON_RESUME, CollectConfig
+from hrm_agent.training.rollout.collect import collect
+from hrm_agent.training.rollout.eligibility import error_of
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
 from hrm_agent.training.trackers.open import require_trackers, track_result

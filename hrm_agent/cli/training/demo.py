@@ -7,16 +7,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Advance, Output, progress, remark
 from hrm_agent.cli.common.printer import Printer
 from hrm_agent.cli.training.by_model import fitted_demo
 from hrm_agent.cli.training.train import watched
 from hrm_agent.config import compare_on_resume, save_config
-from hrm_agent.files import alone_in
-from hrm_agent.training.configs import FREE_ON_RESUME, DemoConfig
+from hrm_agent.training.config.commands import FREE_ON_RESUME, DemoConfig
 from hrm_agent.training.demo import DemoReport, Stage, demo
-from hrm_agent.training.processes import is_first_process, require_one_process
+from hrm_agent.training.ranks.processes import is_first_process, require_one_process
 from hrm_agent.training.trackers.open import require_trackers, tracking
 
 __all__ = ["demo_run", "run"]

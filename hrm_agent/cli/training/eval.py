@@ -12,7 +12,7 @@ from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.common.run_folder import existing_store, is_file, run_folder, stored_trajectories
 from hrm_agent.cli.training.collect import collected, exit_code
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.evaluation.compare import Comparison, compare
 from hrm_agent.training.evaluation.evaluate import Evaluation, evaluate
 from hrm_agent.training.evaluation.prices import Prices, read_prices

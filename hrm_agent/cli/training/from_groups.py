@@ -9,7 +9,7 @@ from hrm_agent.errors import RunError
 from hrm_agent.models.slow_start import told_if_slow
 
 if TYPE_CHECKING:
-    from hrm_agent.training.configs import GrpoConfig
+    from hrm_agent.training.config.commands import GrpoConfig
 
 __all__ = ["chosen_groups"]
 
@@ -20,8 +20,8 @@ def chosen_groups(config: GrpoConfig, folder: Path, *, one_pass: bool) -> tuple[
     Raises `TaskError`, before there is a folder, where nothing can be learned from.
     """
     with told_if_slow("loading torch; the first time this takes up to a minute"):
-        from hrm_agent.training.offline import own_store
-        from hrm_agent.training.recorded_groups import kept_groups, select_groups
+        from hrm_agent.training.records.groups import kept_groups, select_groups
+        from hrm_agent.training.records.offline import own_store
 
     whole = tuple(where if "://" in where else str(Path(where).resolve()) for where in config.source)
     config = config.but(on_record=True, source=whole)

@@ -14,16 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from hrm_agent.basics.files import replacing
 from hrm_agent.cli.common.run_folder import existing_store, is_file
 from hrm_agent.cli.records.request_hints import described_runs
 from hrm_agent.errors import ConfigError, TaskError
-from hrm_agent.files import replacing
 from hrm_agent.training.evaluation.rubrics import scored_by, scorings_named
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.formats import Report, export_to
 
 if TYPE_CHECKING:
-    from hrm_agent.training.configs import FineTuneConfig
+    from hrm_agent.training.config.commands import FineTuneConfig
 
 __all__ = ["CONVERSATIONS", "Selection", "select"]
 

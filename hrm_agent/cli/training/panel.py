@@ -7,7 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hrm_agent.training.configs import GrpoConfig
+    from hrm_agent.training.config.commands import GrpoConfig
 
 __all__ = ["panel"]
 
@@ -18,7 +18,7 @@ _MANY = 0.5
 
 def panel(row: Mapping[str, Any], config: GrpoConfig) -> list[str]:
     """The newest step: accuracy, what was kept of it, and what to do where little was."""
-    from hrm_agent.training.verdicts import advice
+    from hrm_agent.training.select.verdicts import advice
 
     stage = ""
     if config.stages:

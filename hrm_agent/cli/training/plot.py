@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hrm_agent.basics.files import replacing
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.errors import ConfigError
-from hrm_agent.files import replacing
 
 if TYPE_CHECKING:
-    from hrm_agent.training.plotted_runs import PlottedRun
+    from hrm_agent.training.plots.runs import PlottedRun
 
 __all__ = ["run"]
 
@@ -23,9 +23,9 @@ _BROKEN_NAMED = 5
 
 def run(words: list[str]) -> int:
     arguments = _parser().read(words)
-    from hrm_agent.training.plot_lines import plot_lines
-    from hrm_agent.training.plots import PlotStyle, draw_lines, metrics_of
-    from hrm_agent.training.plotted_runs import read_run
+    from hrm_agent.training.plots.lines import plot_lines
+    from hrm_agent.training.plots.plots import PlotStyle, draw_lines, metrics_of
+    from hrm_agent.training.plots.runs import read_run
 
     kind = _format(arguments.out, arguments.format)
     if arguments.smooth < 1:

@@ -19,7 +19,7 @@ from hrm_agent.rewards import Scorer, opened_scorer
 from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
 from hrm_agent.training.evaluation.rubrics import RECORDED, compare_rubrics, fault_counts, reward_means, scorings_named
-from hrm_agent.training.rescoring import Rescored, rescore
+from hrm_agent.training.records.rescoring import Rescored, rescore
 from hrm_agent.training.tasks.own_verifier import RUN_VARIABLE, VERIFIER, VERIFIER_SPEC
 from hrm_agent.trajectory import FEEDBACK, Scoring, Trajectory
 

@@ -12,6 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
@@ -21,11 +22,10 @@ from hrm_agent.cli.training.by_model import fitted_rl, fitted_sft, say_chosen, s
 from hrm_agent.cli.training.panel import panel
 from hrm_agent.config import CONFIG_FILE, build_config, compare_on_resume, read_config_file, save_config
 from hrm_agent.errors import ConfigError, ModelError, RunError, TaskError, nearest
-from hrm_agent.files import alone_in
 from hrm_agent.rewards import load_rubric
 
 if TYPE_CHECKING:
-    from hrm_agent.training.configs import FineTuneConfig, GrpoConfig
+    from hrm_agent.training.config.commands import FineTuneConfig, GrpoConfig
 
 __all__ = ["ACTIONS", "fine_tune", "reinforce", "run", "watched"]
 
@@ -55,7 +55,7 @@ def run(words: list[str]) -> int:
 
 
 def _rl(words: list[str]) -> int:
-    from hrm_agent.training.configs import GrpoConfig
+    from hrm_agent.training.config.commands import GrpoConfig
 
     parser = Parser("train rl", "Reinforcement learning on recorded graph runs.")
     help_text = "learn from the rollouts of stores, run folders or exports, and sample nothing"
@@ -82,14 +82,14 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
     In one of several processes, take part in what the first of them does.
     """
     from hrm_agent.models.slow_start import told_if_slow
-    from hrm_agent.training.processes import is_first_process, require_ranks
+    from hrm_agent.training.ranks.processes import is_first_process, require_ranks
 
     if config.optim.sharding == "none" and not is_first_process():
         return  # the first one says why they cannot run together
     require_ranks(config.optim.sharding)
     with told_if_slow("loading torch; the first time this takes up to a minute"):
-        from hrm_agent.training.follower import follow
-    from hrm_agent.training.parallel import several_ranks
+        from hrm_agent.training.ranks.learner import follow
+    from hrm_agent.training.ranks.processes import several_ranks
 
     with several_ranks(config) as ranks:
         if ranks is not None and not ranks.leads:
@@ -100,12 +100,12 @@ def reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: boo
 
 def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bool) -> None:
     from hrm_agent.cli.training.collect import tell_changed_sources
-    from hrm_agent.models.policy_loader import model_folder
+    from hrm_agent.models.loading.policy_loader import model_folder
     from hrm_agent.runtime.execution.loading import load_graph, refuse_other_roles
     from hrm_agent.training.grpo import train
     from hrm_agent.training.metrics import read_metrics
+    from hrm_agent.training.select.verdicts import when_learning_stopped, why_nothing_was_learnt
     from hrm_agent.training.trackers.open import require_trackers, tracking
-    from hrm_agent.training.verdicts import when_learning_stopped, why_nothing_was_learnt
 
     if config.same_as_clipped:
         remark(config.same_as_clipped)
@@ -119,7 +119,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     learn: Callable[..., Coroutine[Any, Any, Path]] = train
     if config.source:
         from hrm_agent.cli.training.from_groups import chosen_groups
-        from hrm_agent.training.offline import train_on_record
+        from hrm_agent.training.records.offline import train_on_record
 
         learn = train_on_record
         config, said = chosen_groups(config, folder, one_pass=one_pass)
@@ -176,7 +176,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], config: GrpoConfig, folder: Path)
     """Draws them, where there is something to draw with; what to say of it."""
     if find_spec("matplotlib") is None:
         return ""
-    from hrm_agent.training.plots import plot_curves
+    from hrm_agent.training.plots.plots import plot_curves
 
     title = f"{config.select.algorithm}, {config.graph}, seed {config.seed}"
     plot_curves(rows, folder / "curves.png", title, problems=config.evaluation.eval_problems)
@@ -200,9 +200,9 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
     The configuration is saved, by the process that `writes`, only when the run is one that can be gone on with.
     """
     from hrm_agent.training.checkpoints import Checkpoints, has_model
-    from hrm_agent.training.configs import FREE_IN_TRAINING, GrpoConfig
-    from hrm_agent.training.fitted_config import decided
-    from hrm_agent.training.schedule import Schedule, refuse_other_course
+    from hrm_agent.training.config.commands import FREE_IN_TRAINING, GrpoConfig
+    from hrm_agent.training.config.fitted import decided
+    from hrm_agent.training.update.schedule import Schedule, refuse_other_course
 
     earlier_version = (folder / "checkpoint").is_dir() and not (folder / "checkpoints").is_dir()
     free = FREE_IN_TRAINING - {"steps"} if earlier_version else FREE_IN_TRAINING
@@ -229,8 +229,8 @@ def _is_taken_up(config: GrpoConfig | FineTuneConfig, command: str, folder: Path
 def _steps_on_record(config: GrpoConfig | FineTuneConfig, steps_before: int, folder: Path) -> int:
     """How many steps the rollouts on record depend on, which are not sampled again; looked up where it matters."""
     from hrm_agent.store import open_store
-    from hrm_agent.training.configs import GrpoConfig
-    from hrm_agent.training.rollout import run_id_of, steps_with_rollouts
+    from hrm_agent.training.config.commands import GrpoConfig
+    from hrm_agent.training.rollout.rollout import run_id_of, steps_with_rollouts
 
     if not isinstance(config, GrpoConfig) or config.steps == steps_before:
         return 0
@@ -264,7 +264,7 @@ def watched(row: Mapping[str, Any]) -> str:
 
 
 def _sft(words: list[str]) -> int:
-    from hrm_agent.training.configs import FineTuneConfig
+    from hrm_agent.training.config.commands import FineTuneConfig
 
     parser = Parser("train sft", "Supervised fine-tuning on conversations: each answer in them is learnt.")
     parser.add_argument(
@@ -292,7 +292,7 @@ def fine_tune(config: FineTuneConfig, folder: Path, output: Output) -> None:
     """Train, or go on, in `folder`."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS, select
     from hrm_agent.training.metrics import NOT_FINITE, read_metrics
-    from hrm_agent.training.processes import is_first_process, wait_for_all
+    from hrm_agent.training.ranks.processes import is_first_process, wait_for_all
     from hrm_agent.training.trackers.open import require_trackers, tracking
 
     if (folder / "model").exists() and not (folder / "checkpoints").exists():
@@ -347,10 +347,10 @@ def _fine_tune(config: FineTuneConfig, folder: Path, *, writes: bool) -> None:
     """Train on what the configuration names, and save the model."""
     from hrm_agent.cli.training.from_records import CONVERSATIONS
     from hrm_agent.training.checkpoints import Checkpoints, keep_model
-    from hrm_agent.training.fitted_config import decided
+    from hrm_agent.training.config.fitted import decided
     from hrm_agent.training.metrics import NOT_FINITE
     from hrm_agent.training.sft import read_chats, train_sft
-    from hrm_agent.training.trained_policy import TrainedPolicy
+    from hrm_agent.training.update.trained_policy import TrainedPolicy
 
     data = folder / CONVERSATIONS if config.source else Path(config.data)
     conversations = read_chats(data)

@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
+from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, LESS_ISOLATION_HINT, Isolation, level_of
 from hrm_agent.environment.local.serving_thread import Wake
@@ -32,7 +33,6 @@ from hrm_agent.environment.local.zygote_process import ZygoteHome, ZygoteProcess
 from hrm_agent.environment.sandbox.protocol import READY_BYTES, REFUSED, REPLY, Ended, Reply
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError
-from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["SCIENTIFIC", "LocalWorkers", "default_slots"]

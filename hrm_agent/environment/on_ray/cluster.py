@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.on_ray.connection import line_of
 from hrm_agent.environment.on_ray.node import POLL_SECONDS, RayNode
 from hrm_agent.environment.scheduler.workers import Work, Workers
-from hrm_agent.guarded_loop import LoopGuard
 
 __all__ = ["Node", "RayCluster", "answer_of"]
 

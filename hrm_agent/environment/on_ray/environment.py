@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-from hrm_agent.async_bridge import call_in_thread
+from hrm_agent.basics.async_bridge import call_in_thread
 from hrm_agent.environment.base import Environment, ExecutionResult, Submission
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation
 from hrm_agent.environment.local.slots import LocalWorkers

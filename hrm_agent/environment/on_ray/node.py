@@ -17,12 +17,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hrm_agent.async_bridge import call_in_thread
+from hrm_agent.basics.async_bridge import call_in_thread
+from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.environment.base import ExecutionResult, Limits
 from hrm_agent.environment.local.slot_files import infrastructure_failure
 from hrm_agent.environment.scheduler.workers import Work, Workers
 from hrm_agent.errors import HrmError
-from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["POLL_SECONDS", "Collected", "Event", "Given", "RayNode", "pack", "unpack"]

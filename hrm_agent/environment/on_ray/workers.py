@@ -24,7 +24,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from hrm_agent.async_bridge import BackgroundLoop
+from hrm_agent.basics.async_bridge import BackgroundLoop
+from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.local.slot_files import infrastructure_failure
 from hrm_agent.environment.on_ray.cluster import Node, RayCluster, answer_of
@@ -32,7 +33,6 @@ from hrm_agent.environment.on_ray.connection import line_of
 from hrm_agent.environment.on_ray.node import POLL_SECONDS, Collected, Event, Given, unpack
 from hrm_agent.environment.scheduler.workers import Work, Workers
 from hrm_agent.errors import HrmError
-from hrm_agent.guarded_loop import LoopGuard
 
 __all__ = ["BATCH", "RayWorkers"]
 

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
+from hrm_agent.basics.http_client import backoff
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.messages import PROTOCOL, SERVICE
 from hrm_agent.errors import ConfigError, HrmError
-from hrm_agent.http_client import backoff
 
 __all__ = [
     "TOKEN_VARIABLE",

@@ -19,15 +19,15 @@ from http import HTTPStatus
 from itertools import count
 from typing import Any
 
+from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.basics.http_client import backoff
+from hrm_agent.basics.strict_json import from_json, to_json
 from hrm_agent.environment.base import Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.remote.address import About, Address, about_of, stranger, wrong_token
 from hrm_agent.environment.remote.messages import MAX_CALLS, MOST_WAIT, submission_record
 from hrm_agent.environment.remote.session_memory import SessionMemory
 from hrm_agent.errors import HrmError, to_install
-from hrm_agent.guarded_loop import LoopGuard
-from hrm_agent.http_client import backoff
-from hrm_agent.strict_json import from_json, to_json
 
 try:
     import aiohttp

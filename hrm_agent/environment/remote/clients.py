@@ -26,8 +26,8 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from hrm_agent.basics.strict_json import from_json
 from hrm_agent.errors import ConfigError, HrmError
-from hrm_agent.strict_json import from_json
 
 __all__ = ["MOST_UNREAD", "Client", "Clients", "HeldTooLongError", "add_client", "hash_of", "read_clients"]
 

@@ -27,10 +27,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.environment.base import Cell, ExecutionResult, Limits, SessionState, Submission
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus
-from hrm_agent.unicode import replace_surrogates
 
 __all__ = [
     "MAX_CALLS",

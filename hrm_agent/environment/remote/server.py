@@ -33,6 +33,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from hrm_agent import __version__
+from hrm_agent.basics.strict_json import to_json
 from hrm_agent.environment.base import Environment
 from hrm_agent.environment.remote.clients import Client, Clients
 from hrm_agent.environment.remote.messages import (
@@ -44,16 +45,12 @@ from hrm_agent.environment.remote.messages import (
     result_record,
 )
 from hrm_agent.errors import HrmError, to_install
-from hrm_agent.strict_json import to_json
 
 try:
     from aiohttp import web
     from aiohttp.typedefs import Handler
 
-    from hrm_agent.environment.remote.calls import Calls
-    from hrm_agent.environment.remote.exchange import Exchange
-    from hrm_agent.environment.remote.server_stream import Stream
-    from hrm_agent.http_server import (
+    from hrm_agent.basics.http_server import (
         HEALTH,
         HOLDER,
         MAX_REQUEST_BYTES,
@@ -64,6 +61,9 @@ try:
         listening,
         serve_routes,
     )
+    from hrm_agent.environment.remote.calls import Calls
+    from hrm_agent.environment.remote.exchange import Exchange
+    from hrm_agent.environment.remote.server_stream import Stream
 except ImportError as error:
     raise HrmError("An environment is served with aiohttp.", f"Run `{to_install('service')}`.") from error
 

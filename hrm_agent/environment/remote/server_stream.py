@@ -19,13 +19,13 @@ from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.basics.strict_json import to_json
 from hrm_agent.environment.remote.calls import Calls, answer_or_error
 from hrm_agent.environment.remote.clients import Client
 from hrm_agent.environment.remote.exchange import Exchange
 from hrm_agent.environment.remote.messages import StreamMessage, listed, parse_stream, parse_submission
 from hrm_agent.errors import HrmError
-from hrm_agent.guarded_loop import LoopGuard
-from hrm_agent.strict_json import to_json
 
 __all__ = ["Calls", "Stream"]
 

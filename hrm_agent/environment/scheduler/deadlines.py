@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from hrm_agent.environment.scheduler.calls import ScheduledCall, Stage
-from hrm_agent.guarded_loop import LoopGuard
+from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.environment.scheduler.sessions import ScheduledCall, Stage
 
 __all__ = ["Deadlines"]
 

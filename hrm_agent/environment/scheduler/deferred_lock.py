@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.errors import HrmError
-from hrm_agent.guarded_loop import LoopGuard
 
 __all__ = ["DeferredLock", "cannot_run"]
 

@@ -14,11 +14,18 @@ from functools import partial
 
 from hrm_agent.environment.base import ExecutionResult
 from hrm_agent.environment.scheduler.admission import Bounds
-from hrm_agent.environment.scheduler.calls import ScheduledCall, SlotJob, Stage, seed_of
 from hrm_agent.environment.scheduler.deferred_lock import DeferredLock
 from hrm_agent.environment.scheduler.fair_queue import FairQueue
 from hrm_agent.environment.scheduler.metrics import Metrics
-from hrm_agent.environment.scheduler.sessions import MOST_CHANGED, Session, SessionTable
+from hrm_agent.environment.scheduler.sessions import (
+    MOST_CHANGED,
+    ScheduledCall,
+    Session,
+    SessionTable,
+    SlotJob,
+    Stage,
+    seed_of,
+)
 from hrm_agent.environment.scheduler.workers import Workers
 from hrm_agent.errors import HrmError
 from hrm_agent.trajectory import ToolStatus

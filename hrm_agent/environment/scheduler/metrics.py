@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TypeVar
 
+from hrm_agent.basics.guarded_loop import surprises
 from hrm_agent.environment.base import ExecutionResult, SessionState
-from hrm_agent.guarded_loop import surprises
 from hrm_agent.trajectory import ToolStatus
 
 __all__ = ["Histogram", "Metrics"]

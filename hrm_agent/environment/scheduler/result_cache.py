@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from hrm_agent.bounded import BoundedMap
+from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.environment.base import ExecutionResult, Submission
 from hrm_agent.environment.scheduler.admission import Bounds
 from hrm_agent.trajectory import ToolStatus

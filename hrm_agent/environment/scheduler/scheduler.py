@@ -15,13 +15,13 @@ from itertools import count
 
 from hrm_agent.environment.base import ExecutionResult, Submission
 from hrm_agent.environment.scheduler.admission import Bounds, refusal
-from hrm_agent.environment.scheduler.calls import ScheduledCall, Stage, Waiter
 from hrm_agent.environment.scheduler.deadlines import Deadlines
 from hrm_agent.environment.scheduler.deferred_lock import DeferredLock, cannot_run
 from hrm_agent.environment.scheduler.dispatch import Dispatch
 from hrm_agent.environment.scheduler.fair_queue import ArrivalQueue
 from hrm_agent.environment.scheduler.metrics import Metrics
 from hrm_agent.environment.scheduler.result_cache import ResultCache
+from hrm_agent.environment.scheduler.sessions import ScheduledCall, Stage, Waiter
 from hrm_agent.environment.scheduler.workers import Workers
 from hrm_agent.errors import QueueFullError
 from hrm_agent.trajectory import ToolStatus

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.files import locked_folder
 from hrm_agent.errors import ModelError
-from hrm_agent.files import locked_folder
 from hrm_agent.models.slow_start import told_if_slow
 
 __all__ = [

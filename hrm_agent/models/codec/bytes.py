@@ -12,11 +12,11 @@ from typing import Any, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 
+from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.models.codec.calls.hermes import parse_turn, tool_call_text
 from hrm_agent.models.codec.messages import answer_text, message_role, message_text
 from hrm_agent.models.codec.stream_decoder import StreamDecoder
 from hrm_agent.models.engine import ParsedTurn
-from hrm_agent.unicode import without_surrogates
 
 __all__ = ["ByteCodec"]
 

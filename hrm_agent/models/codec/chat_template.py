@@ -31,7 +31,8 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from transformers.utils import chat_template_utils
 
-from hrm_agent.bounded import BoundedMap
+from hrm_agent.basics.bounded import BoundedMap
+from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.errors import ModelError, TemplateRefusalError
 from hrm_agent.models.capabilities import Fault, Speech
 from hrm_agent.models.codec.arrangement import Arranging, Guards, thoughts_and_content
@@ -43,7 +44,6 @@ from hrm_agent.models.codec.messages import invalid_tool_calls
 from hrm_agent.models.codec.stream_decoder import Hidden, PieceDecoder, StreamDecoder
 from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec, ParsedTurn, TemplateMismatch
-from hrm_agent.unicode import without_surrogates
 
 __all__ = ["KEEPING", "ChatTemplateCodec", "PolicyCodec", "StreamDecoder", "no_template"]
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from hrm_agent.unicode import without_surrogates
+from hrm_agent.basics.unicode import without_surrogates
 
 __all__ = ["ControlTokenGuard"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from langchain_core.messages import AIMessage
 
-from hrm_agent.trajectory.shown import REASONING, thoughts_of
+from hrm_agent.trajectory.words import REASONING, thoughts_of
 
 __all__ = ["REASONING", "Thoughts", "reasoning_of"]
 

@@ -30,8 +30,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from hrm_agent.basics.guarded_loop import LoopGuard
 from hrm_agent.errors import ModelError
-from hrm_agent.guarded_loop import LoopGuard
 from hrm_agent.models.capabilities import Capabilities
 from hrm_agent.models.codec.chat_template import PolicyCodec
 from hrm_agent.models.codec.opening import open_codec

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
+from hrm_agent.basics.http_client import backoff, bounded_body, retry_after
 from hrm_agent.errors import ModelError
-from hrm_agent.http_client import backoff, bounded_body, retry_after
 from hrm_agent.models.vllm.server import (
     HTTP_OK,
     ServerSilentError,

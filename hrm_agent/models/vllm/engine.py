@@ -14,7 +14,7 @@ Log-probs are the server's, before or after the temperature as it was started (`
 another temperature than 1 are right, and yet not those of the distribution that was sampled: for that one start the
 server with `--logprobs-mode processed_logprobs`.
 
-Limits: the weights are the server's; who gives it others says so by `serve` (`hrm_agent.training.engine_fleet`). Time
+Limits: the weights are the server's; who gives it others says so by `serve` (`hrm_agent.training.engines.fleet`). Time
 that a request waits inside of the server is not known here: `queue_seconds` counts the wait for one of `max_requests`
 places.
 """
@@ -33,7 +33,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
-from hrm_agent.async_bridge import BackgroundLoop
+from hrm_agent.basics.async_bridge import BackgroundLoop
 from hrm_agent.errors import ContextLengthError, ModelError, to_install
 from hrm_agent.models.adapter_folder import codec_on_record
 from hrm_agent.models.capabilities import Capabilities, Speech

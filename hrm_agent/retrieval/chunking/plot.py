@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.plotting import new_figure, save_figure
 from hrm_agent.errors import ConfigError
-from hrm_agent.plotting import new_figure, save_figure
 from hrm_agent.retrieval.chunking.chunk import Chunk
 from hrm_agent.retrieval.chunking.comparison import Cutting
 

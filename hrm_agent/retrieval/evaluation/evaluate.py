@@ -1,6 +1,6 @@
 """Configurations measured on questions, each against a baseline.
 
-A question is the unit: measures are means over questions, intervals come from resampling them (`hrm_agent.intervals`),
+A question is the unit: measures are means over questions, intervals come from resampling them (`hrm_agent.basics.intervals`),
 and a difference is taken question by question, so that how hard a question is cancels out. Every interval speaks for
 itself alone: of twenty configurations that are all as good as the baseline, one is beyond it by chance.
 """
@@ -15,8 +15,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from hrm_agent.basics.intervals import Estimate, bootstrapped
 from hrm_agent.errors import ConfigError
-from hrm_agent.intervals import Estimate, bootstrapped
 from hrm_agent.retrieval.evaluation.configurations import Configuration
 from hrm_agent.retrieval.evaluation.questions import QuestionSet, RetrievalQuestion
 from hrm_agent.retrieval.evaluation.ranking import RankedPiece, Ranking, depth_for, rank, within

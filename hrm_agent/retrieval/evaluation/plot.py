@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.plotting import new_figure, save_figure
+from hrm_agent.basics.plotting import new_figure, save_figure
 from hrm_agent.retrieval.evaluation.evaluate import ALL, RetrievalEvaluation, Score
 from hrm_agent.retrieval.index.fusion import MODES
 

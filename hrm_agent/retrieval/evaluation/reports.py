@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.files import json_line, replacing
+from hrm_agent.basics.files import json_line, replacing
 from hrm_agent.retrieval.evaluation.evaluate import ALL, Result, RetrievalEvaluation, Score
 
 __all__ = ["LEGEND", "markdown", "record", "tables", "write_results"]

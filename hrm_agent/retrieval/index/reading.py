@@ -20,8 +20,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import to_install
-from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["MAX_BYTES", "READER", "Document", "DocumentKind", "NotRead", "Why", "is_html", "read_document"]
 
@@ -145,7 +145,7 @@ def _guessed(data: bytes) -> str:
 
 def _html(data: bytes, *, hidden_text: bool = False) -> str:
     """In the encoding that it names, unless it is UTF-8."""
-    from hrm_agent.retrieval.html_text import html_to_text
+    from hrm_agent.retrieval.html.text import html_to_text
 
     source: str | bytes = data
     if any(map(data.startswith, _MARKS)) or b"\0" in data:

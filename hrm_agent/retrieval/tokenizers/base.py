@@ -9,7 +9,7 @@ vocabularies are compared (`hrm_agent.retrieval.tokenizers.statistics`). Three r
 * A text is text: the spelling of a control token in it (`<|endoftext|>`) raises nowhere.
 
 Text comes as a Python string, which may hold lone surrogates. They are no characters and no library takes them, so
-they are refused here, once; `hrm_agent.unicode.replace_surrogates` puts U+FFFD in their places and leaves every
+they are refused here, once; `hrm_agent.basics.unicode.replace_surrogates` puts U+FFFD in their places and leaves every
 position as it was.
 """
 
@@ -21,8 +21,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.errors import HrmError
-from hrm_agent.unicode import find_surrogate
 
 __all__ = [
     "DEFAULT_TOKENIZER",
@@ -99,7 +99,7 @@ def checked(text: str) -> str:
         return text
     raise HrmError(
         f"The text has a lone surrogate, U+{ord(text[place]):04X}, at character {place}: it is not valid Unicode.",
-        "Put `hrm_agent.unicode.replace_surrogates(text)` in its place, which keeps every position.",
+        "Put `hrm_agent.basics.unicode.replace_surrogates(text)` in its place, which keeps every position.",
     )
 
 

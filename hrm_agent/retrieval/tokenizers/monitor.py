@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.retrieval.tokenizers.base import Tokenizer, Vocabulary
 from hrm_agent.retrieval.tokenizers.statistics import TokenTally, tally
-from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["RateLimits", "RateMonitor"]
 

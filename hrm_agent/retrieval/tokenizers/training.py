@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.files import replacing
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import ConfigError, nearest
-from hrm_agent.files import replacing
 from hrm_agent.retrieval.tokenizers.base import Tokenizer
 from hrm_agent.retrieval.tokenizers.libraries import require
 from hrm_agent.retrieval.tokenizers.load import load_tokenizer
-from hrm_agent.unicode import replace_surrogates
 
 __all__ = ["KINDS", "VocabularyKind", "train_tokenizer", "vocabulary_file", "vocabulary_name"]
 

@@ -40,7 +40,7 @@ from hrm_agent.trajectory import (
     TurnEnd,
     content_hash,
 )
-from hrm_agent.trajectory.shown import REASONING
+from hrm_agent.trajectory.words import REASONING
 
 __all__ = [
     "ABORTED",

@@ -13,6 +13,7 @@ from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 from langgraph.types import Command, Interrupt
 
+from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import INTERRUPT, UPDATE_METADATA, namespace_parts
 from hrm_agent.runtime.execution.answer_path import text_at
@@ -20,7 +21,6 @@ from hrm_agent.runtime.execution.conversation import ABORTED, last_answer, turn_
 from hrm_agent.runtime.execution.run_context import InvocationNotes
 from hrm_agent.store import RunStore, StoreSaver
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory, Turn, TurnEnd
-from hrm_agent.unicode import without_surrogates
 
 __all__ = ["GraphRun", "OnChunk", "OnEvent", "OnUpdate", "StreamCallbacks", "as_state"]
 

@@ -22,7 +22,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 
-from hrm_agent.async_bridge import run_sync
+from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, GraphError, HrmError, nearest
 from hrm_agent.import_by_name import NoFileError, import_by_name, search_in
 from hrm_agent.langgraph_format import START, await_missing_checkpoints

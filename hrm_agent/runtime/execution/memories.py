@@ -30,8 +30,8 @@ from langgraph.store.memory import InMemoryStore
 from hrm_agent.errors import ConfigError, StoreError
 from hrm_agent.langgraph_format import substitute_caches
 from hrm_agent.store import StoreSaver
-from hrm_agent.store.refusals import RefusedValue
 from hrm_agent.store.saver import StoredItem
+from hrm_agent.store.values.refusals import RefusedValue
 from hrm_agent.trajectory.identity import graph_identity
 
 __all__ = ["RunMemory", "refuse_shared_store"]

@@ -22,7 +22,7 @@ from hrm_agent.langgraph_format import stop_of
 from hrm_agent.runtime.execution.conversation import CONFIGURABLE, RECORDED, fields_of
 from hrm_agent.runtime.execution.loading import Graph
 from hrm_agent.store import RunStore
-from hrm_agent.store.shown_values import shown_channels
+from hrm_agent.store.browse.state import shown_channels
 from hrm_agent.trajectory import TaskRef
 
 __all__ = [

@@ -104,7 +104,7 @@ def _is_recorded() -> bool:
 
 def _open() -> None:
     """A store that cannot be opened is told once; the program runs without a record."""
-    from hrm_agent.async_bridge import may_block
+    from hrm_agent.basics.async_bridge import may_block
 
     with may_block():
         from hrm_agent.errors import HrmError

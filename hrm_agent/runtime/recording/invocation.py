@@ -13,7 +13,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
-from hrm_agent.async_bridge import may_block
+from hrm_agent.basics.async_bridge import may_block
 from hrm_agent.runtime.execution.conversation import ABORTED
 from hrm_agent.runtime.execution.graph_run import GraphRun, as_state
 from hrm_agent.runtime.failures import run_failed

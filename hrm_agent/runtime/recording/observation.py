@@ -22,11 +22,11 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
 )
 
-from hrm_agent.async_bridge import may_block
+from hrm_agent.basics.async_bridge import may_block
+from hrm_agent.basics.unicode import text_of
 from hrm_agent.errors import StoreError, UnstorableError
 from hrm_agent.store.saver import StoreSaver
 from hrm_agent.trajectory import Call, Journal, MemoryJournal, Recording
-from hrm_agent.unicode import text_of
 
 __all__ = ["Losses", "MirroredSaver", "Observation", "ObservedThread"]
 

@@ -23,11 +23,12 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.pregel import Pregel
 
-from hrm_agent.async_bridge import may_block
+from hrm_agent.basics.async_bridge import may_block
+from hrm_agent.basics.unicode import text_of
 from hrm_agent.errors import RunError
 from hrm_agent.langgraph_format import CHECKPOINTER as SAVER
 from hrm_agent.langgraph_format import TASK, checkpointer_of, config_in_force
-from hrm_agent.models.external_models import record_external_models
+from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.runtime.execution.conversation import (
     ABORTED,
     CHECKPOINTER,
@@ -53,7 +54,6 @@ from hrm_agent.trajectory import (
     TurnEnd,
     content_hash,
 )
-from hrm_agent.unicode import text_of
 
 __all__ = ["Recorder"]
 

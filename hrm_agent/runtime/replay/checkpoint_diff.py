@@ -33,7 +33,7 @@ from hrm_agent.models.call_recording import plain
 from hrm_agent.runtime.replay.ignored_paths import Ignored
 from hrm_agent.runtime.state import Unbuilt
 from hrm_agent.runtime.time_travel.thread_diff import Change
-from hrm_agent.store.serializer import StrictSerializer
+from hrm_agent.store.values.serializer import StrictSerializer
 
 __all__ = [
     "Change",

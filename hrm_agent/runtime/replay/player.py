@@ -34,9 +34,9 @@ from hrm_agent.draws import record_draws
 from hrm_agent.errors import GraphError, HrmError
 from hrm_agent.langgraph_format import ERROR, INTERRUPT, NULL_TASK, RESUME, stopping_at, subgraphs_of
 from hrm_agent.models import using_policy
-from hrm_agent.models.external_models import record_external_models
+from hrm_agent.models.external.recorded import record_external_models
+from hrm_agent.models.external.substitute import read_structured_output
 from hrm_agent.models.recorded_values import is_on_record
-from hrm_agent.models.substitute import read_structured_output
 from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.memories import RunMemory

@@ -21,7 +21,7 @@ from hrm_agent.errors import HrmError
 from hrm_agent.models.call_recording import offered, plain
 from hrm_agent.models.codec.thoughts import reasoning_of
 from hrm_agent.models.engine import Codec
-from hrm_agent.models.policy_loader import load_codec
+from hrm_agent.models.loading.policy_loader import load_codec
 from hrm_agent.runtime.replay.recorded_answers import UnrecordedRequest
 from hrm_agent.runtime.replay.request_match import TemplateTexts
 from hrm_agent.store import RunStore

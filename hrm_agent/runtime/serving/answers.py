@@ -18,7 +18,7 @@ from typing import Any
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.trajectory import RunStatus, StopReason, Trajectory
-from hrm_agent.trajectory.shown import REASONING
+from hrm_agent.trajectory.words import REASONING
 
 __all__ = ["chunk", "completion", "error_body", "model_card", "reasoning", "usage_chunk", "visible"]
 

@@ -14,10 +14,10 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.runtime.serving.requests import RefusedError, refusal
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import FEEDBACK, Feedback, RewardScore, RunStatus, Scoring
-from hrm_agent.unicode import without_surrogates
 
 __all__ = ["MAX_FEEDBACKS", "MAX_WORDS", "add_feedback"]
 

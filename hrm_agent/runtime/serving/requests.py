@@ -19,11 +19,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.models.own_defaults import UsualAnswer
 from hrm_agent.runtime.episode import HISTORY
 from hrm_agent.runtime.serving.answers import reasoning
 from hrm_agent.trajectory import Sampling, TaskRef
-from hrm_agent.unicode import without_surrogates
 
 __all__ = ["DEFAULT_LIMITS", "OTHER_LIMIT", "ChatRequest", "RefusedError", "read_request", "refusal"]
 

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from langchain_core.messages import AIMessageChunk
 
+from hrm_agent.basics.files import json_line
 from hrm_agent.errors import ConfigError, RunError
-from hrm_agent.files import json_line
 from hrm_agent.langgraph_format import END, INTERRUPT
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner
 from hrm_agent.runtime.execution.conversation import CONFIGURABLE, fields_of
@@ -28,7 +28,7 @@ from hrm_agent.runtime.execution.run_context import run_context
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError
 from hrm_agent.trajectory import RunStatus, Sampling, StopReason, Trajectory
-from hrm_agent.trajectory.shown import answer_thoughts
+from hrm_agent.trajectory.words import answer_thoughts
 
 __all__ = ["AnswerStream", "Chats"]
 

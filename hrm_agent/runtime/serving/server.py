@@ -35,20 +35,20 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from hrm_agent import __version__
-from hrm_agent.async_bridge import call_in_thread
+from hrm_agent.basics.async_bridge import call_in_thread
+from hrm_agent.basics.strict_json import to_json
 from hrm_agent.errors import ConfigError, HrmError, ModelError, StoreFullError, to_install
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.serving.answers import chunk, completion, error_body, model_card, reasoning, usage_chunk
 from hrm_agent.runtime.serving.feedback import add_feedback
 from hrm_agent.runtime.serving.requests import ChatRequest, RefusedError, read_request
 from hrm_agent.runtime.serving.runs import AnswerStream, Chats
-from hrm_agent.strict_json import to_json
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 
 try:
     from aiohttp import web
 
-    from hrm_agent.http_server import (
+    from hrm_agent.basics.http_server import (
         HEALTH,
         MAX_REQUEST_BYTES,
         BadRequestError,

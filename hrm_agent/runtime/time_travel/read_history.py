@@ -30,9 +30,9 @@ from hrm_agent.langgraph_format import (
 from hrm_agent.runtime.execution.builtin_graphs import BUILTIN_GRAPHS
 from hrm_agent.runtime.time_travel.history import Branch, History, Moment, PendingInterrupt, Step, Subgraph
 from hrm_agent.store import RunStore
-from hrm_agent.store.checkpoint_reader import CheckpointOutline
-from hrm_agent.store.outlines import outlines
-from hrm_agent.store.stored_messages import NeedsItsType
+from hrm_agent.store.browse.state import outlines
+from hrm_agent.store.values.checkpoint_reader import CheckpointOutline
+from hrm_agent.store.values.plain_reader import NeedsItsType
 from hrm_agent.trajectory import Call, ToolCall, Trajectory, content_hash
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Overwrite, StateSnapshot, StateUpdate
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hrm_agent.async_bridge import run_sync
+from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.langgraph_format import RUNTIME, START, deltas_of, is_delta, is_internal, snapshot_of, with_deltas
 from hrm_agent.runtime.execution.loading import Graph

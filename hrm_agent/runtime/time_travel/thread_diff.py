@@ -18,7 +18,7 @@ from hrm_agent.runtime.time_travel.read_history import history
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import Call, CallUsage, ToolCall, Trajectory
 from hrm_agent.trajectory.call_facts import total_usage
-from hrm_agent.trajectory.shown import thoughts_of
+from hrm_agent.trajectory.words import thoughts_of
 
 __all__ = ["Change", "DiffSide", "ThreadDiff", "channel_changes", "thread_diff"]
 

@@ -3,6 +3,11 @@
 Its API is asked for what it says of itself: a page's own title behind redirects, its canonical URL, its newest
 revision, and its text by the extension TextExtracts, which leaves out tables and notes; where that is missing, or gives
 nothing, the text is that of the page's HTML. Only whole answers without an error are cached.
+
+A wiki as two tools of a model.
+
+A page can be longer than a conversation: it is shown in stretches, and what is said of the rest lets a model go where
+it wants to. The artifact of each answer says in JSON what was shown, for a graph that cites.
 """
 
 from __future__ import annotations
@@ -12,28 +17,29 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool
 from pydantic import BaseModel
 
+from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.errors import ConfigError, to_install
-from hrm_agent.retrieval.html_text import html_to_text
+from hrm_agent.retrieval.html.text import html_to_text
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.mediawiki.api_schema import ApiRow, PageRow, Parsed, Query, QueryReply, in_shape
 from hrm_agent.tools.mediawiki.io_loop import the_loop
 from hrm_agent.tools.mediawiki.pages import Page, SearchHit
 from hrm_agent.tools.mediawiki.transport import Asker
 from hrm_agent.trajectory import ToolStatus
-from hrm_agent.unicode import find_surrogate
 
 if TYPE_CHECKING:
     from hrm_agent.tools.mediawiki.cache import AnswerCache
 
-__all__ = ["MediaWiki", "open_wiki"]
+__all__ = ["MediaWiki", "open_wiki", "wiki_tools"]
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 _MOST_FOUND = 50
@@ -107,8 +113,6 @@ class MediaWiki:
 
     def tools(self, page_characters: int = 8_000) -> list[BaseTool]:
         """`wiki_search` and `wiki_page`, for a model, which is shown so much of a page at once."""
-        from hrm_agent.tools.mediawiki.tools import wiki_tools
-
         return wiki_tools(self, page_characters)
 
     async def _search(self, words: str, limit: int) -> list[SearchHit]:
@@ -301,3 +305,52 @@ def _marked(tag: re.Match[str]) -> str:
     """A heading of HTML, with the signs that it has in an extract."""
     signs = "=" * int(tag[2])
     return f" {signs}{tag[0]}" if tag[1] else f"{tag[0]}{signs} "
+
+
+_SHOWN_OF_A_HIT = 400
+_SHOWN_OF_A_HEADING = 80
+_SECTIONS_NAMED = 40
+
+
+def wiki_tools(wiki: MediaWiki, page_characters: int) -> list[BaseTool]:
+    """`wiki_search` and `wiki_page`."""
+
+    async def wiki_search(query: str) -> tuple[str, list[dict[str, Any]]]:
+        """Search a wiki for pages whose text has all words of the query. Few words find more."""
+        found = await wiki.asearch(query)
+        return _listed(found), [{"title": one.title, "url": one.url} for one in found]
+
+    async def wiki_page(title: str, start: int = 0) -> tuple[str, dict[str, Any]]:
+        """Read the page of a wiki with this title; of a long one a stretch, from the character `start`."""
+        page = await wiki.apage(title)
+        if start < 0 or start >= max(1, len(page.text)):
+            raise ToolFailure(f"The page has {len(page.text)} characters; start is {start}.", ToolStatus.INVALID_CALL)
+        end = min(len(page.text), start + page_characters)
+        shown = {"title": page.title, "url": page.permanent_url, "revision": page.revision, "start": start, "end": end}
+        return f"{page.title} <{page.permanent_url}>\n\n{page.text[start:end]}{_rest(page, start, end)}", shown
+
+    return [_tool(wiki_search), _tool(wiki_page)]
+
+
+def _tool(function: Callable[..., Coroutine[Any, Any, Any]]) -> BaseTool:
+    """For threads as well: they wait for the same coroutine."""
+    tool = StructuredTool.from_function(coroutine=function, response_format="content_and_artifact")
+    tool.func = lambda **arguments: the_loop().run(function(**arguments))
+    return tool
+
+
+def _listed(found: list[SearchHit]) -> str:
+    lines = [f"{one.title} <{one.url}>: {(one.snippet or one.intro)[:_SHOWN_OF_A_HIT]}" for one in found]
+    return "\n".join(lines) or "No page has these words."
+
+
+def _rest(page: Page, start: int, end: int) -> str:
+    """What there is besides the stretch that is shown; nothing if it is all."""
+    if end - start == len(page.text):
+        return ""
+    sections = [
+        f"{section.title[:_SHOWN_OF_A_HEADING]} at {section.start}" for section in page.sections if section.title
+    ]
+    places = f" Sections: {'; '.join(sections[:_SECTIONS_NAMED])}." if sections else ""
+    further = f" Go on with start={end}." if end < len(page.text) else ""
+    return f"\n\n[Characters {start} to {end} of {len(page.text)}.{places}{further}]"

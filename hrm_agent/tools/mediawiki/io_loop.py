@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 
-from hrm_agent.async_bridge import BackgroundLoop
+from hrm_agent.basics.async_bridge import BackgroundLoop
 
 __all__ = ["the_loop"]
 

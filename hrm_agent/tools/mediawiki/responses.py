@@ -13,7 +13,7 @@ from typing import Any, cast
 import httpx
 from pydantic_core import from_json
 
-from hrm_agent.http_client import bounded_body, retry_after
+from hrm_agent.basics.http_client import bounded_body, retry_after
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.trajectory import ToolStatus
 

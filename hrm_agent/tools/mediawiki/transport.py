@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from hrm_agent.http_client import backoff
+from hrm_agent.basics.http_client import backoff
 from hrm_agent.tools.failures import ToolFailure
 from hrm_agent.tools.mediawiki.responses import RetryLater, meaning, read_body
 from hrm_agent.trajectory import ToolStatus

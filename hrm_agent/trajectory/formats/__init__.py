@@ -17,18 +17,18 @@ from itertools import chain
 from pathlib import Path
 
 from hrm_agent.errors import ConfigError, StoreError, nearest
-from hrm_agent.trajectory.formats.archives import is_archive
-from hrm_agent.trajectory.formats.atif import atif_rows
-from hrm_agent.trajectory.formats.atif_import import read_atif
+from hrm_agent.trajectory.formats.atif.export import atif_rows
+from hrm_agent.trajectory.formats.atif.importing import read_atif
 from hrm_agent.trajectory.formats.chat import chat_rows
-from hrm_agent.trajectory.formats.importing import Origin
-from hrm_agent.trajectory.formats.inspect_logs import read_inspect
-from hrm_agent.trajectory.formats.json_documents import documents
-from hrm_agent.trajectory.formats.messages import RequestHints
+from hrm_agent.trajectory.formats.inspect.logs import read_inspect
 from hrm_agent.trajectory.formats.native import COLUMNS, read_jsonl, read_parquet, write_jsonl, write_parquet
-from hrm_agent.trajectory.formats.otel import otel_rows
+from hrm_agent.trajectory.formats.otel.file import otel_rows
 from hrm_agent.trajectory.formats.rollouts import read_rollouts, rollout_rows
-from hrm_agent.trajectory.formats.rows import Report, RowMaker, write_rows
+from hrm_agent.trajectory.formats.shared.archives import is_archive
+from hrm_agent.trajectory.formats.shared.json_documents import documents
+from hrm_agent.trajectory.formats.shared.messages import RequestHints
+from hrm_agent.trajectory.formats.shared.rows import Report, RowMaker, write_rows
+from hrm_agent.trajectory.formats.shared.token_runs import Origin
 from hrm_agent.trajectory.formats.trl import read_trl, trl_rows
 from hrm_agent.trajectory.formats.verifiers import read_verifiers, verifiers_rows
 from hrm_agent.trajectory.formats.verl import write_verl

@@ -24,10 +24,10 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, context_hash, conversation_of
-from hrm_agent.trajectory.formats.rows import Row, RowMaker, Skipped
+from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, RequestHints, context_hash, conversation_of
+from hrm_agent.trajectory.formats.shared.rows import Row, RowMaker, Skipped
 from hrm_agent.trajectory.schema import Call, FinishReason, RunStatus, Trajectory
-from hrm_agent.trajectory.shown import REASONING, thoughts_of
+from hrm_agent.trajectory.words import REASONING, thoughts_of
 
 __all__ = ["chat_message", "chat_rows"]
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from hrm_agent.basics.files import replacing
 from hrm_agent.errors import StoreError, StoreVersionError, to_install
-from hrm_agent.files import replacing
 from hrm_agent.trajectory.schema import SCHEMA_VERSION, Call, Trajectory
 
 __all__ = ["COLUMNS", "pyarrow", "read_jsonl", "read_parquet", "write_jsonl", "write_parquet"]

@@ -15,9 +15,9 @@ from typing import Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_to, path_tokens
-from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked, common_kind
-from hrm_agent.trajectory.formats.messages import RequestHints, answer_of, messages_of
-from hrm_agent.trajectory.formats.rows import Lacks, Row, RowMaker, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.shared.messages import RequestHints, answer_of, messages_of
+from hrm_agent.trajectory.formats.shared.rows import Lacks, Row, RowMaker, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.shared.token_runs import Assembly, Origin, checked, common_kind
 from hrm_agent.trajectory.formats.verifiers import (
     NEVER_ASKED,
     ai_message,

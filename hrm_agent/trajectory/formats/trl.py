@@ -25,8 +25,8 @@ from typing import Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.forest import path_mask, path_tokens, paths
-from hrm_agent.trajectory.formats.importing import Assembly, Origin, checked
-from hrm_agent.trajectory.formats.rows import Row, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.shared.rows import Row, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.shared.token_runs import Assembly, Origin, checked
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Call, LogprobKind, RunStatus, Sampling, StopReason, TaskRef, Trajectory
 

@@ -22,8 +22,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from hrm_agent.errors import StoreError
 from hrm_agent.trajectory.formats.chat import chat_message
-from hrm_agent.trajectory.formats.importing import Assembly, End, Origin, checked, common_kind
-from hrm_agent.trajectory.formats.messages import (
+from hrm_agent.trajectory.formats.shared.messages import (
     NO_MESSAGES,
     NO_TOOLS,
     RequestHints,
@@ -31,7 +30,8 @@ from hrm_agent.trajectory.formats.messages import (
     messages_of,
     tools_of,
 )
-from hrm_agent.trajectory.formats.rows import Lacks, Row, RowMaker, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.shared.rows import Lacks, Row, RowMaker, Skipped, incomplete, read_rows
+from hrm_agent.trajectory.formats.shared.token_runs import Assembly, End, Origin, checked, common_kind
 from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import (
     Call,
@@ -43,7 +43,7 @@ from hrm_agent.trajectory.schema import (
     TaskRef,
     Trajectory,
 )
-from hrm_agent.trajectory.shown import REASONING
+from hrm_agent.trajectory.words import REASONING
 
 __all__ = [
     "NEVER_ASKED",

@@ -19,10 +19,10 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
 
-from hrm_agent.files import replacing
-from hrm_agent.trajectory.formats.messages import ConversationOfCall, RequestHints, conversation_of
+from hrm_agent.basics.files import replacing
 from hrm_agent.trajectory.formats.native import pyarrow
-from hrm_agent.trajectory.formats.rows import Report, Row, Skipped
+from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, RequestHints, conversation_of
+from hrm_agent.trajectory.formats.shared.rows import Report, Row, Skipped
 from hrm_agent.trajectory.schema import Trajectory
 
 __all__ = ["write_verl"]

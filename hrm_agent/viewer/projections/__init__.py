@@ -6,21 +6,19 @@ from collections.abc import Mapping
 
 from hrm_agent.viewer.projections.bare_threads import bare_threads
 from hrm_agent.viewer.projections.blobs import blob
-from hrm_agent.viewer.projections.citations import citations, source
-from hrm_agent.viewer.projections.compare import compare
-from hrm_agent.viewer.projections.curves import metrics
 from hrm_agent.viewer.projections.endpoint import Endpoint, Parameter
-from hrm_agent.viewer.projections.environment import environment
-from hrm_agent.viewer.projections.graph import graph
 from hrm_agent.viewer.projections.groups import groups, step
-from hrm_agent.viewer.projections.items import items
-from hrm_agent.viewer.projections.moments import moments
+from hrm_agent.viewer.projections.run.compare import compare
+from hrm_agent.viewer.projections.run.curves import metrics
+from hrm_agent.viewer.projections.run.environment import environment
+from hrm_agent.viewer.projections.run.trajectories import search, trajectories
 from hrm_agent.viewer.projections.runs import runs
-from hrm_agent.viewer.projections.search import search
-from hrm_agent.viewer.projections.state import moment
-from hrm_agent.viewer.projections.tokens import tokens
-from hrm_agent.viewer.projections.trajectories import trajectories
-from hrm_agent.viewer.projections.trajectory import trajectory
+from hrm_agent.viewer.projections.trajectory.citations import citations, source
+from hrm_agent.viewer.projections.trajectory.graph import graph
+from hrm_agent.viewer.projections.trajectory.items import items
+from hrm_agent.viewer.projections.trajectory.moments import moment, moments
+from hrm_agent.viewer.projections.trajectory.tokens import tokens
+from hrm_agent.viewer.projections.trajectory.trajectory import trajectory
 
 __all__ = ["ENDPOINTS", "Endpoint", "Parameter"]
 

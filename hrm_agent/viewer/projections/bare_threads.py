@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import ConfigError
-from hrm_agent.store.cursors import placeholders
+from hrm_agent.store.database.cursors import placeholders
 from hrm_agent.viewer.json_text import foreign, short
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from hrm_agent.errors import StoreError
-from hrm_agent.store.damage import DAMAGED
-from hrm_agent.store.new_messages import new_messages
-from hrm_agent.store.shown_values import ShownMessage, Unread, shown_channels
-from hrm_agent.store.summaries import overlays_of
+from hrm_agent.store.browse.lists import overlays_of
+from hrm_agent.store.browse.messages import new_messages
+from hrm_agent.store.browse.state import ShownMessage, Unread, shown_channels
+from hrm_agent.store.values.damage import DAMAGED
 from hrm_agent.trajectory import Trajectory
-from hrm_agent.trajectory.shown import failed_text, parts_of, text_of, thoughts_of
+from hrm_agent.trajectory.words import failed_text, parts_of, text_of, thoughts_of
 from hrm_agent.viewer.json_text import PIECE, NotThere, json_lines
 from hrm_agent.viewer.projections.groups import Damaged
-from hrm_agent.viewer.projections.items import arguments_text, asked_calls, program_of
-from hrm_agent.viewer.projections.state import plain
-from hrm_agent.viewer.projections.threads import header_of
+from hrm_agent.viewer.projections.trajectory.items import arguments_text, asked_calls, program_of
+from hrm_agent.viewer.projections.trajectory.moments import plain
+from hrm_agent.viewer.projections.trajectory.threads import header_of
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
@@ -166,7 +166,7 @@ def _of_message(values: dict[str, Any], field: str) -> str | None:
 
 
 def _of_source(place: Place, rest: str, field: str) -> str | None:
-    from hrm_agent.viewer.projections.citations import sources_of
+    from hrm_agent.viewer.projections.trajectory.citations import sources_of
 
     trajectory, _, name = rest.partition(":")
     return str(sources_of(place, trajectory).get(name, {}).get("text", "")) if field == "text" else None

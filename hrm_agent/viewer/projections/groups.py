@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore
-from hrm_agent.store.cursors import placeholders
-from hrm_agent.store.summaries import ThreadUse, ToolMark, headers_page, overlays_of, tool_marks, uses_of_threads
+from hrm_agent.store.browse.lists import ThreadUse, ToolMark, headers_page, overlays_of, tool_marks, uses_of_threads
+from hrm_agent.store.database.cursors import placeholders
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict, step_in_name
 from hrm_agent.viewer.json_text import NotThere, cut_text, foreign, short
-from hrm_agent.viewer.projections.run_files import config_of, metrics_of
 from hrm_agent.viewer.projections.runs import is_own_run, step_base
+from hrm_agent.viewer.run_files import config_of, metrics_of
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place

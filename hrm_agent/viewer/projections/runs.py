@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hrm_agent.bounded import BoundedMap
+from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.errors import HrmError
 from hrm_agent.store import RunStore
-from hrm_agent.store.damage import DAMAGED, in_a_line
-from hrm_agent.store.leases import leased
-from hrm_agent.store.summaries import headers_page
+from hrm_agent.store.browse.lists import headers_page
+from hrm_agent.store.database.leases import leased
+from hrm_agent.store.values.damage import DAMAGED, in_a_line
 from hrm_agent.viewer.json_text import short
 from hrm_agent.viewer.projections.bare_threads import count_bare_threads
-from hrm_agent.viewer.projections.run_files import MetricsTail, config_of, json_file, metrics_of, own_run_id
+from hrm_agent.viewer.run_files import MetricsTail, config_of, json_file, metrics_of, own_run_id
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
@@ -177,7 +177,7 @@ def _mean_outcome(store: RunStore, run: str, counts: tuple[int, int, int]) -> fl
 
 def held_out_of(place: Place, store: RunStore, run: str) -> list[dict[str, Any]]:
     """Accuracy on held-out problems by step, each with its 95 % interval, as the run itself has told it."""
-    from hrm_agent.intervals import wilson_interval
+    from hrm_agent.basics.intervals import wilson_interval
 
     report, metrics = json_file(place.folder, "report.json"), metrics_of(place.folder)
     found: dict[int, dict[str, Any]] = {}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hrm_agent.basics.intervals import Estimate
 from hrm_agent.cli.common.output import progress
-from hrm_agent.intervals import Estimate
-from hrm_agent.training.plots import plot_curves
-from hrm_agent.training.verdicts import when_learning_stopped
+from hrm_agent.training.plots.plots import plot_curves
+from hrm_agent.training.select.verdicts import when_learning_stopped
 
 BAR = """
 from hrm_agent.cli.common.output import progress

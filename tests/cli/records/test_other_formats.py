@@ -11,7 +11,7 @@ import pytest
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Trajectory
 from tests.cli.conftest import Command
-from tests.trajectory.formats.test_inspect_logs import LOG
+from tests.trajectory.formats.inspect.test_logs import LOG
 
 TASK = "What is 6 * 7?"
 

@@ -10,8 +10,8 @@ import pytest
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.store import open_store
+from hrm_agent.training.evaluation.step_metrics import rollout_metrics
 from hrm_agent.training.sft import read_chats, tokenize
-from hrm_agent.training.step_metrics import rollout_metrics
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.forest import paths
 from hrm_agent.viewer.json_text import SHOWN

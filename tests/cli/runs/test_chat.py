@@ -17,7 +17,7 @@ import pytest
 
 from hrm_agent.cli.runs.chat_session import ChatSession
 from hrm_agent.store import open_store
-from hrm_agent.store.leases import CHAT
+from hrm_agent.store.database.leases import CHAT
 from hrm_agent.tools.local_wiki import LocalWiki
 from hrm_agent.tools.mediawiki import transport as asking
 from hrm_agent.trajectory import RunStatus, StopReason, ToolStatus, Trajectory

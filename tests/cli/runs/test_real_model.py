@@ -11,7 +11,7 @@ import pytest
 from hrm_agent.models.cached.known import KNOWN_MODELS, fetched_folder
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import FinishReason
-from hrm_agent.trajectory.shown import text_of
+from hrm_agent.trajectory.words import text_of
 from tests.cli.conftest import Command
 from tests.support.real_model import NAME
 

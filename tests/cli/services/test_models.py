@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.errors import to_install
-from hrm_agent.models import checking
 from hrm_agent.models.cached.folders import Card, fill_folder, models_cache
+from hrm_agent.models.loading import checking
 from hrm_agent.store import open_store
 from hrm_agent.testing import tiny_model
 from hrm_agent.trajectory.lint import lint
-from hrm_agent.viewer.projections.token_texts import token_texts
+from hrm_agent.viewer.projections.trajectory.tokens import token_texts
 from tests.cli.conftest import Command
 from tests.support.models.gguf_files import write_gguf
 

@@ -14,7 +14,7 @@ from hrm_agent.training.analysis import files
 from hrm_agent.training.analysis.report import analyse
 from hrm_agent.training.analysis.token_sample import TokenOptions
 from hrm_agent.training.metrics import read_metrics
-from hrm_agent.training.recorded_runs import opened_runs
+from hrm_agent.training.records.runs import opened_runs
 from hrm_agent.trajectory import ToolStatus
 from tests.cli.conftest import Command
 from tests.support.training.builders import call, tool_call, trajectory

@@ -90,7 +90,7 @@ REFUSING = """{%- for call in message.tool_calls or [] -%}
 
 
 def test_a_template_that_refuses_what_the_policy_wrote_does_not_end_the_training(hrm: Command) -> None:
-    from hrm_agent.models.policy_loader import model_folder
+    from hrm_agent.models.loading.policy_loader import model_folder
 
     policy = Path("policy")
     policy.mkdir()

@@ -8,8 +8,8 @@ import pytest
 
 from hrm_agent.cli.training.panel import WIDTH, panel
 from hrm_agent.cli.training.train import watched
-from hrm_agent.training.config_parts import TrainingStage
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.parts import TrainingStage
 
 ROW: dict[str, Any] = {
     "step": 3,

@@ -14,7 +14,7 @@ import pytest
 
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.testing import wait_until
-from hrm_agent.training.roc import outcome_of
+from hrm_agent.training.select.roc import outcome_of
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, Trajectory
 from tests.cli.conftest import Command
 from tests.support.postgres import PostgresServer

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hrm_agent.models.adapter_folder import BASE_FILE
 from tests.cli.conftest import Command
-from tests.training.test_adapter import MODEL, learner
+from tests.training.update.test_adapters import MODEL, learner
 
 WEIGHTS = "adapter_model.safetensors"
 

@@ -16,8 +16,8 @@ import pytest
 
 from hrm_agent.config import save_config
 from hrm_agent.errors import RunError
-from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.fitted_config import fit
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.fitted import fit
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import read_metrics
 from tests.cli.conftest import Command

@@ -13,10 +13,10 @@ import pytest
 
 from hrm_agent.config import build_config, changed_keys, in_tables
 from hrm_agent.errors import ConfigError
-from hrm_agent.training.configs import DemoConfig, GrpoConfig
+from hrm_agent.training.config.commands import DemoConfig, GrpoConfig
 from hrm_agent.training.metrics import read_metrics
-from hrm_agent.training.processes import is_first_process, require_one_process
-from hrm_agent.training.verdicts import why_nothing_was_learnt
+from hrm_agent.training.ranks.processes import is_first_process, require_one_process
+from hrm_agent.training.select.verdicts import why_nothing_was_learnt
 from tests.cli.conftest import Command
 
 SMALL = ("--steps", "2", "--prompts-per-step", "1", "--group-size", "2", "--out", "run")

@@ -23,7 +23,7 @@ from hrm_agent.environment.remote.clients import Client, Clients, add_client, re
 from hrm_agent.environment.remote.exchange import Exchange
 from hrm_agent.environment.remote.messages import MAX_CALLS
 from hrm_agent.environment.remote.sockets import listen_tcp
-from hrm_agent.environment.scheduler.calls import ScheduledCall
+from hrm_agent.environment.scheduler.sessions import ScheduledCall
 from hrm_agent.environment.scheduler.workers import Work
 from hrm_agent.errors import HrmError
 from hrm_agent.testing import wait_until

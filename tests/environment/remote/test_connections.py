@@ -18,7 +18,7 @@ import pytest
 from aiohttp.compression_utils import ZLibDecompressor
 from aiohttp.web_protocol import RequestHandler
 
-from hrm_agent import http_server
+from hrm_agent.basics import http_server
 from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.environment.remote import server_stream
 from hrm_agent.environment.remote.client import RemoteEnvironment
@@ -114,7 +114,9 @@ async def test_a_strangers_header_has_to_come_in_time(monkeypatch: pytest.Monkey
 
 async def test_a_body_has_to_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "SECONDS_TO_ASK", SOON)
-    monkeypatch.setattr("hrm_agent.http_server._Strangers._end", lambda *_: None)  # however late the header is seen
+    monkeypatch.setattr(
+        "hrm_agent.basics.http_server._Strangers._end", lambda *_: None
+    )  # however late the header is seen
     with serving() as server:
         for head, rest in ((LENGTH, BODY), (CHUNKED, CHUNKS)):
             slow = await server.open(POST + HOLDER + JSON + head + b"\r\n" + rest[:5])

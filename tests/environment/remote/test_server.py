@@ -23,6 +23,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from hrm_agent.basics.http_server import MAX_STRANGERS
 from hrm_agent.environment.base import Cell, Environment, SessionState, Submission
 from hrm_agent.environment.isolation import Isolation
 from hrm_agent.environment.local.environment import LocalEnvironment
@@ -32,7 +33,6 @@ from hrm_agent.environment.remote.client import RemoteEnvironment
 from hrm_agent.environment.remote.server import Service
 from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
 from hrm_agent.errors import ConfigError, HrmError
-from hrm_agent.http_server import MAX_STRANGERS
 from hrm_agent.testing import wait_until
 from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import IDLE, LONG, SLOTS, all_slots_free, gauge, until_gauge

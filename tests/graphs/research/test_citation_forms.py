@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hrm_agent.graphs.research.sources import new_source, renamed
-from hrm_agent.retrieval import citations
-from hrm_agent.retrieval.checked_text import check, quoted_again
-from hrm_agent.retrieval.citation_marks import find_lists, find_marks
+from hrm_agent.retrieval.citations import quotes as citations
+from hrm_agent.retrieval.citations.checked_text import check, quoted_again
+from hrm_agent.retrieval.citations.marks import find_lists, find_marks
 
 WHALE = (
     "The blue whale is a marine mammal.\n\nReaching a length of 29.9 m, it's the largest animal known to have existed."

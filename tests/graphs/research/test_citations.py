@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hrm_agent.graphs.research.sources import Source, new_source, renamed
-from hrm_agent.retrieval.checked_text import check, quoted_again
+from hrm_agent.retrieval.citations.checked_text import check, quoted_again
 
 # fmt: off
 WORDS = [

@@ -15,7 +15,7 @@ import pytest
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.graphs.research.sources import display, new_source, renamed
-from hrm_agent.retrieval.checked_text import check
+from hrm_agent.retrieval.citations.checked_text import check
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import ToolStatus
 from hrm_agent.trajectory.lint import lint

@@ -14,7 +14,7 @@ from hrm_agent.graphs.parts.prompts import SUPPORT_PROMPT
 from hrm_agent.graphs.parts.support import SUPPORT
 from hrm_agent.graphs.research.sources import evidence, new_source, renamed
 from hrm_agent.graphs.research.support import support_text
-from hrm_agent.retrieval.checked_text import check
+from hrm_agent.retrieval.citations.checked_text import check
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus

@@ -18,8 +18,8 @@ from hrm_agent.models.cached.downloads import SourceUnreachableError
 from hrm_agent.models.cached.fetch import get_model
 from hrm_agent.models.cached.folders import FileFacts
 from hrm_agent.models.cached.known import HubFiles, KnownModel, WheelFile, fetched_folder
+from hrm_agent.models.loading.policy_loader import load_codec, load_policy
 from hrm_agent.models.model_facts import facts_of
-from hrm_agent.models.policy_loader import load_codec, load_policy
 from tests.models.cached.conftest import left_in
 from tests.support.models.gguf_files import write_gguf
 from tests.support.models.sources import SourceStub, file_facts, serving, write_wheel

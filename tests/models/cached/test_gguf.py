@@ -25,8 +25,8 @@ from hrm_agent.models import policy
 from hrm_agent.models.cached import gguf_conversion, gguf_file, gguf_head
 from hrm_agent.models.cached.gguf_file import converted_folder, folder_of_gguf
 from hrm_agent.models.cached.gguf_head import read_facts
-from hrm_agent.models.checking import check_model
-from hrm_agent.models.policy_loader import load_codec, load_policy, model_folder
+from hrm_agent.models.loading.checking import check_model
+from hrm_agent.models.loading.policy_loader import load_codec, load_policy, model_folder
 from tests.models.cached.conftest import left_in
 from tests.support.models.gguf_files import CONTEXT, WIDTH, gguf_tokens, write_gguf
 
@@ -266,7 +266,9 @@ def test_a_check_says_what_it_is(file: Path, cache: Path, monkeypatch: pytest.Mo
     assert found.origin is not None and found.origin.startswith("Tiny (tiny.gguf, llama, ")
     again = check_model(f"gguf:{file}", load=False)
     assert again.origin == found.origin and again.capabilities.speech == found.capabilities.speech is not None
-    monkeypatch.setattr("hrm_agent.models.checking.find_spec", lambda name: None if name == "gguf" else object())
+    monkeypatch.setattr(
+        "hrm_agent.models.loading.checking.find_spec", lambda name: None if name == "gguf" else object()
+    )
     shutil.rmtree(cache)
     assert [lack.what for lack in check_model(f"gguf:{file}", load=False).capabilities.lacks] == ["GGUF files"]
 

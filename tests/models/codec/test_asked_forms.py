@@ -17,8 +17,8 @@ from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.codec.opening import load_tokenizer, open_codec
 from hrm_agent.models.codec.thoughts import REASONING
 from hrm_agent.models.engine import TemplateMismatch
+from hrm_agent.models.loading.policy_loader import load_codec, model_folder
 from hrm_agent.models.model_string import CodecOptions, parse_model
-from hrm_agent.models.policy_loader import load_codec, model_folder
 from tests.models.conftest import make_tokenizer
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

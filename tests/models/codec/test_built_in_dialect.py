@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.codec.dialect import PROBE_TOOL
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 
 
 @pytest.mark.parametrize("name", ["builtin:cold-start", "builtin:trained"])

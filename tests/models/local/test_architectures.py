@@ -16,10 +16,10 @@ from torch import Tensor
 from hrm_agent.cli.main import main
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.loading.load_weights import load_engine, load_pretrained
 from hrm_agent.models.local import cache_rows
 from hrm_agent.models.local.attention_survey import survey
 from hrm_agent.models.local.engine import TransformersEngine
-from hrm_agent.models.local.load_weights import load_engine, load_pretrained
 from hrm_agent.models.local.packed_attention import replica
 from hrm_agent.testing import tiny_network
 from hrm_agent.trajectory import Sampling

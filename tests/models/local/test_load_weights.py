@@ -10,7 +10,7 @@ from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.local.load_weights import load_engine
+from hrm_agent.models.loading.load_weights import load_engine
 from hrm_agent.models.model_string import LoadOptions
 from hrm_agent.trajectory import Sampling
 

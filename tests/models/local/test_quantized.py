@@ -15,9 +15,9 @@ from peft import LoraConfig, get_peft_model
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models.engine import GenerationRequest
-from hrm_agent.models.local import load_weights as loading
+from hrm_agent.models.loading import load_weights as loading
+from hrm_agent.models.loading.load_weights import load_engine, load_for_answers
 from hrm_agent.models.local.engine import TransformersEngine
-from hrm_agent.models.local.load_weights import load_engine, load_for_answers
 from hrm_agent.models.local.model_inspection import quantization
 from hrm_agent.models.model_string import LoadOptions
 from hrm_agent.trajectory import LogprobKind, Sampling
@@ -141,7 +141,7 @@ def test_where_nothing_is_quantized_nobody_hears_of_kernels(folder: Path, adapte
     program = f"""if True:
         import sys, hrm_agent.training.demo
         assert "bitsandbytes" not in sys.modules and "peft" not in sys.modules
-        from hrm_agent.models.policy_loader import load_policy
+        from hrm_agent.models.loading.policy_loader import load_policy
         load_policy("{folder}?device=cpu&adapter={adapter}")
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

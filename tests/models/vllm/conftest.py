@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
 from hrm_agent.models.vllm.weights import EXTENSION_FOLDER
 from tests.support.vllm.fleet import FAULTY, IN_SERVER

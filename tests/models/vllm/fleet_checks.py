@@ -16,12 +16,12 @@ from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ModelError
 from hrm_agent.models import GenerationRequest
-from hrm_agent.models.local.load_weights import load_pretrained
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.load_weights import load_pretrained
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.store import open_store
 from hrm_agent.testing import block_until
-from hrm_agent.training.configs import GrpoConfig
-from hrm_agent.training.engine_fleet import EngineFleet
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.engines.fleet import EngineFleet
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import Row
 from hrm_agent.trajectory import Sampling, Trajectory

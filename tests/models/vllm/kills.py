@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import psutil
 
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.models.vllm.launch import LaunchOptions, VllmProcess
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus
@@ -209,7 +209,7 @@ class Run:
             return self.nodes.workers()
         return [
             child.pid
-            for child in children_that_run("hrm_agent.training.worker_process", psutil.Process(self._process.pid))
+            for child in children_that_run("hrm_agent.training.workers.process", psutil.Process(self._process.pid))
         ]
 
     def _go_on_after_an_end(self) -> None:

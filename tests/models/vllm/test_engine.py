@@ -20,7 +20,7 @@ from hrm_agent.errors import ContextLengthError, ModelError
 from hrm_agent.models import using_policy
 from hrm_agent.models.codec.bytes import ByteCodec
 from hrm_agent.models.engine import Completion, GenerationRequest
-from hrm_agent.models.policy_loader import load_codec
+from hrm_agent.models.loading.policy_loader import load_codec
 from hrm_agent.models.vllm import connection as connection_module
 from hrm_agent.models.vllm import engine as engine_module
 from hrm_agent.models.vllm import server as server_module

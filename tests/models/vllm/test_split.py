@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hrm_agent.errors import ModelError
-from hrm_agent.models.local.load_weights import load_pretrained
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.load_weights import load_pretrained
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.models.vllm.weights import EXTENSION_FOLDER
 from tests.models.vllm.fleet_checks import POLICY, asked, end_of
 from tests.support.vllm.fleet import FAULTY, IN_SERVER, opened_fleet, set_fault

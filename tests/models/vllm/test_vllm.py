@@ -20,13 +20,13 @@ from pydantic import BaseModel
 
 from hrm_agent.environment import LocalEnvironment
 from hrm_agent.models import Completion, GenerationRequest, policy, using_policy
-from hrm_agent.models.local.load_weights import load_pretrained
-from hrm_agent.models.policy_loader import load_policy, model_folder
+from hrm_agent.models.loading.load_weights import load_pretrained
+from hrm_agent.models.loading.policy_loader import load_policy, model_folder
 from hrm_agent.models.vllm.engine import VllmEngine
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.store import RunStore
 from hrm_agent.testing import block_until
-from hrm_agent.training.rollout import group_episodes, rollout
+from hrm_agent.training.rollout.rollout import group_episodes, rollout
 from hrm_agent.training.tasks import load_tasks
 from hrm_agent.trajectory import Call, FinishReason, LogprobKind, Recording, RunStatus, Sampling, Trajectory, recording
 from hrm_agent.trajectory.lint import lint

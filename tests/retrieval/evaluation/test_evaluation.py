@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hrm_agent.basics.intervals import bootstrapped
 from hrm_agent.errors import ConfigError, RetrievalError
-from hrm_agent.intervals import bootstrapped
-from hrm_agent.retrieval.citations import CitationVerdict, resolve
+from hrm_agent.retrieval.citations.quotes import CitationVerdict, resolve
 from hrm_agent.retrieval.evaluation.configurations import Configuration
 from hrm_agent.retrieval.evaluation.evaluate import ALL, MEASURES, Settings, evaluate
 from hrm_agent.retrieval.evaluation.questions import QuestionSet, read_questions

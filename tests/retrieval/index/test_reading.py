@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hrm_agent.retrieval.html_text import html_to_text
+from hrm_agent.retrieval.html.text import html_to_text
 from hrm_agent.retrieval.index.reading import DocumentKind, NotRead, Why, read_document
 from tests.support.retrieval.documents import pdf
 

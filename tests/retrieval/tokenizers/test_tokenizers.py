@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import ConfigError
 from hrm_agent.retrieval import Tokenizer, chunk_text, load_tokenizer
 from hrm_agent.retrieval.chunking.check import faults
@@ -18,7 +19,6 @@ from hrm_agent.retrieval.tokenizers.load import tokenizers_at_hand
 from hrm_agent.retrieval.tokenizers.monitor import RateLimits, RateMonitor
 from hrm_agent.retrieval.tokenizers.statistics import TokenTally, measure, tally
 from hrm_agent.retrieval.tokenizers.training import train_tokenizer
-from hrm_agent.unicode import replace_surrogates
 
 CORPUS = [
     "The models learn words from words, and the words are counted by models.\n" * 30,

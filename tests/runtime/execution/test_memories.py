@@ -27,7 +27,7 @@ from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.runtime.time_travel.fork import fork
 from hrm_agent.store import RunStore
-from hrm_agent.store.maintenance import verify
+from hrm_agent.store.upkeep.maintenance import verify
 from hrm_agent.trajectory import TaskRef, Trajectory
 from hrm_agent.trajectory.lint import lint
 

@@ -26,7 +26,7 @@ from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.player import replay
 from hrm_agent.runtime.selection.choice import CHOICE_GRAPH, is_choice
 from hrm_agent.store import RunStore
-from hrm_agent.store.maintenance import verify as verify_store
+from hrm_agent.store.upkeep.maintenance import verify as verify_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
 from hrm_agent.trajectory.lint import lint
 

@@ -30,7 +30,7 @@ from hrm_agent.runtime.newest_state import newest_state
 from hrm_agent.runtime.replay.player import ReplayVerdict, replay_async
 from hrm_agent.runtime.time_travel.fork import fork, history
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.maintenance import verify
+from hrm_agent.store.upkeep.maintenance import verify
 from hrm_agent.trajectory import RunStatus, Trajectory
 
 TALK: RunnableConfig = {"configurable": {"thread_id": "talk"}}

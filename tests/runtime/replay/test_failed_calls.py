@@ -22,7 +22,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import replay, replay_async
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.summaries import uses_of_threads
+from hrm_agent.store.browse.lists import uses_of_threads
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 from hrm_agent.trajectory.formats import read_jsonl, write_jsonl
 from hrm_agent.trajectory.lint import lint

@@ -12,7 +12,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
 
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.models import call_recording, external_models, policy
+from hrm_agent.models import call_recording, policy
+from hrm_agent.models.external import recorded as external_models
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import replay_async

@@ -15,7 +15,7 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import ContextLengthError
 from hrm_agent.graphs.parts.prompts import SOLVER_PROMPT
 from hrm_agent.models import Completion, GenerationRequest, using_policy
-from hrm_agent.models.external_models import record_external_models
+from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph

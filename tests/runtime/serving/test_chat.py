@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from hrm_agent.models.codec.thoughts import reasoning_of
-from hrm_agent.models.policy_loader import load_codec
+from hrm_agent.models.loading.policy_loader import load_codec
 from hrm_agent.runtime.serving.answers import visible
 from hrm_agent.runtime.serving.requests import DEFAULT_LIMITS, OTHER_LIMIT, RefusedError, read_request
 from hrm_agent.testing import wait_until
@@ -381,13 +381,13 @@ def test_of_limits_the_lower_holds_and_none_is_made_up(
 
 
 async def test_a_connection_that_says_nothing_or_half_is_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hrm_agent.http_server.SECONDS_TO_ASK", 0.3)
+    monkeypatch.setattr("hrm_agent.basics.http_server.SECONDS_TO_ASK", 0.3)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
     asked = f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
     async with serve() as served:
         for said, answer in ((b"", b""), (head.encode(), b""), (asked.encode(), b"HTTP/1.1 408")):
             if answer:  # its header is there, however late that is seen
-                monkeypatch.setattr("hrm_agent.http_server._Strangers._end", lambda *_: None)
+                monkeypatch.setattr("hrm_agent.basics.http_server._Strangers._end", lambda *_: None)
             reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
             writer.write(said)
             try:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.async_bridge import BackgroundLoop
+from hrm_agent.basics.async_bridge import BackgroundLoop
 from hrm_agent.environment.base import Environment
 from hrm_agent.environment.remote.address import TOKEN_VARIABLE
 from hrm_agent.environment.remote.clients import Clients

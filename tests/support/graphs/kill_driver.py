@@ -43,9 +43,10 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.settings import Durability
-from hrm_agent.store import RunStore, leases, open_store, postgres_reading
-from hrm_agent.store.database import Database
-from hrm_agent.training.rollout import group_episodes, rollout
+from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.database import leases, postgres_reading
+from hrm_agent.store.database.database import Database
+from hrm_agent.training.rollout.rollout import group_episodes, rollout
 from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Recording, ToolStatus, Trajectory, recording
 from tests.support.graphs.killed_team import Log, nodes

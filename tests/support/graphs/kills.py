@@ -14,7 +14,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from hrm_agent.store import RunStore, open_store
-from hrm_agent.store.maintenance import verify
+from hrm_agent.store.upkeep.maintenance import verify
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
 from tests.support.graphs.kill_driver import CALLS, Plan, tool_line

@@ -55,7 +55,7 @@ def _main(folder: str, said: str, words: Sequence[str], lease: float, heartbeat:
         os.dup2(out.fileno(), 2)
         sys.stdout = sys.stderr = out
         from hrm_agent.cli.main import main
-        from hrm_agent.store import leases
+        from hrm_agent.store.database import leases
 
         leases.LEASE_SECONDS, leases.HEARTBEAT_SECONDS = lease, heartbeat
         code = main(list(words))

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from hrm_agent.training.batch import Row, micro_batches
-from hrm_agent.training.objectives import LossOptions
-from hrm_agent.training.optimizer_step import OptimOptions, policy_update
+from hrm_agent.training.update.batch import Row, micro_batches
+from hrm_agent.training.update.objectives import LossOptions
+from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
 from tests.support.training.builders import RareExpert, model_with_unused_parts, tiny_model
-from tests.training.test_loss import random_rows
-from tests.training.test_optimizer_step import numbered
+from tests.training.update.objectives.test_loss import random_rows
+from tests.training.update.test_optimizer_step import numbered
 
 SEVERAL_STEPS: dict[str, Any] = {
     "loss": LossOptions(objective="gspo", aggregation="sequence", correction="sequence", correction_cap=1.5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hrm_agent.training.batch import Row, linearise
+from hrm_agent.training.update.batch import Row, linearise
 from hrm_agent.trajectory import Call, Sampling, Trajectory
 from tests.support.training.builders import VOCABULARY, sampled_call, trajectory
 

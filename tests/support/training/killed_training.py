@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from hrm_agent.store import open_store
 from hrm_agent.training import checkpoints
-from hrm_agent.training.configs import GrpoConfig
+from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 
 Kills = Mapping[str, tuple[str, int]]

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from hrm_agent.training.roc import select
+from hrm_agent.training.select.roc import select
 from hrm_agent.trajectory import Call, LogprobKind, Overlay, Sampling, Trajectory
 from tests.support.training.builders import VOCABULARY, sampled_call, tiny_model, trajectory
 

@@ -13,10 +13,10 @@ import torch
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.models.vllm.launch import LaunchOptions
-from hrm_agent.training.engine_fleet import EngineFleet
-from hrm_agent.training.fleet_server import FleetOptions
-from hrm_agent.training.scheduler import RolloutScheduler
-from hrm_agent.training.scheduling_policies import scheduling_policy
+from hrm_agent.training.engines.fleet import EngineFleet
+from hrm_agent.training.engines.policies import scheduling_policy
+from hrm_agent.training.engines.scheduler import RolloutScheduler
+from hrm_agent.training.engines.server import FleetOptions
 from tests.support.vllm.server import OPTIONS, VllmServer
 
 __all__ = ["FAULTY", "IN_SERVER", "opened_fleet", "set_fault"]

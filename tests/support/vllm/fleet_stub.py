@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.models.local.load_weights import load_pretrained
-from hrm_agent.models.policy_loader import model_folder
-from hrm_agent.training.engine_fleet import EngineFleet
-from hrm_agent.training.fleet_server import FleetOptions
-from hrm_agent.training.scheduler import RolloutScheduler
+from hrm_agent.models.loading.load_weights import load_pretrained
+from hrm_agent.models.loading.policy_loader import model_folder
+from hrm_agent.training.engines.fleet import EngineFleet
+from hrm_agent.training.engines.scheduler import RolloutScheduler
+from hrm_agent.training.engines.server import FleetOptions
 from tests.support.vllm.stub import VllmStub, choice, logprob
 
 __all__ = ["TOKEN_SECONDS", "FleetStub", "opened_on_stubs"]

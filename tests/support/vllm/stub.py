@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from hrm_agent.async_bridge import BackgroundLoop
+from hrm_agent.basics.async_bridge import BackgroundLoop
 
 Misbehaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 Answer = Callable[[dict[str, Any]], Sequence[int]]

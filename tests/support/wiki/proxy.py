@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from aiohttp import ClientSession, web
 
-from hrm_agent.async_bridge import BackgroundLoop
+from hrm_agent.basics.async_bridge import BackgroundLoop
 from hrm_agent.tools.mediawiki import transport
 
 __all__ = ["Answer", "Asked", "Proxy", "dies", "says", "serving", "silence"]

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from hrm_agent.training.analysis.facts import RolloutFacts
+from hrm_agent.training.analysis.entropy import Surprise
+from hrm_agent.training.analysis.facts import RolloutFacts, error_class, error_classes
 from hrm_agent.training.analysis.lengths import length_bins, length_rows
 from hrm_agent.training.analysis.selection import drop_rows, selected_shares
-from hrm_agent.training.analysis.surprise import Surprise
-from hrm_agent.training.analysis.tool_errors import error_class, error_classes
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hrm_agent.models.codec.chat_template import ChatTemplateCodec
 from hrm_agent.training.analysis.entropy import CallEntropy, call_entropies
 from hrm_agent.training.analysis.forking import fork_threshold, forking_indices, token_rows
 from hrm_agent.training.analysis.reflection import reflection_indices, reflections
-from hrm_agent.training.analysis.token_texts import token_texts
+from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.trajectory import LogprobKind, Sampling, ToolStatus, Trajectory
 from hrm_agent.trajectory.forest import path_to, path_tokens
 from tests.support.training.builders import sampled_call, tiny_model, tool_call, trajectory

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from hrm_agent.intervals import wilson_interval
-from hrm_agent.training.advantages import group_advantages
+from hrm_agent.basics.intervals import wilson_interval
 from hrm_agent.training.evaluation.compare import compare
 from hrm_agent.training.evaluation.evaluate import evaluate, group_metrics
 from hrm_agent.training.evaluation.reports import comparison_rows, summary
 from hrm_agent.training.evaluation.samples import samples_of
-from hrm_agent.training.roc import select
+from hrm_agent.training.select.roc import select
+from hrm_agent.training.update.advantages import group_advantages
 from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory
 from tests.support.training.builders import call, group, rollout, trajectory
 

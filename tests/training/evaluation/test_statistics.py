@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hrm_agent.intervals import bootstrapped, wilson_interval
+from hrm_agent.basics.intervals import bootstrapped, wilson_interval
 from hrm_agent.training.evaluation.statistics import (
     AnswerTally,
     majority_curve,

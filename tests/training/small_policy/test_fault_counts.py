@@ -12,8 +12,8 @@ from langchain_core.messages import BaseMessage
 from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_PROMPT, SYNTHESIZER_PROMPT
 from hrm_agent.models.codec.calls.hermes import tool_call_text
 from hrm_agent.testing import ScriptedEngine
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.config.commands import CollectConfig
+from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.small_policy.fault_counts import fault_shares
 from hrm_agent.training.tasks.word_problems import problem
 

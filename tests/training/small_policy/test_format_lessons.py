@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_agent.config import build_config, read_config_file
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.training.configs import SftConfig
+from hrm_agent.training.config.commands import SftConfig
 from hrm_agent.training.sft import read_chats, tokenize, train_sft
 from hrm_agent.training.small_policy.format_lessons import KINDS, format_lessons, main, write_lessons
 from hrm_agent.training.tasks.word_problems import sample_problems

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.training.small_policy.__main__ import main
 from hrm_agent.training.small_policy.cards import figures_of_card, read_spread
 from hrm_agent.training.small_policy.figures import measure

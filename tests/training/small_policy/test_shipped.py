@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from hrm_agent.models import load_policy
-from hrm_agent.models.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import model_folder
 from hrm_agent.runtime.episode import Episode
 from hrm_agent.runtime.settings import RunSettings
-from hrm_agent.training.collect import collect
-from hrm_agent.training.configs import CollectConfig
+from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.evaluation.evaluate import evaluate
-from hrm_agent.training.rollout import open_run
+from hrm_agent.training.rollout.collect import collect
+from hrm_agent.training.rollout.rollout import open_run
 from hrm_agent.training.tasks.word_problems import problem
 from hrm_agent.trajectory import TaskRef
 

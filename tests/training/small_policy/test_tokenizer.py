@@ -7,7 +7,7 @@ from langchain_core.messages import HumanMessage
 from transformers import AutoTokenizer
 
 from hrm_agent.models.codec.chat_template import ChatTemplateCodec
-from hrm_agent.models.policy_loader import load_codec
+from hrm_agent.models.loading.policy_loader import load_codec
 from hrm_agent.training.sft import tokenize
 from hrm_agent.training.small_policy.cold_start import VOCABULARY
 from hrm_agent.training.small_policy.tokenizer import CONTROL_TOKENS, TAGS

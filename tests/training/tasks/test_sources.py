@@ -11,9 +11,9 @@ from hrm_agent.environment import LocalEnvironment
 from hrm_agent.errors import RunError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.store import open_store
-from hrm_agent.training.collect import collect
-from hrm_agent.training.config_parts import TrainingStage
-from hrm_agent.training.configs import CollectConfig, GrpoConfig
+from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
+from hrm_agent.training.config.parts import TrainingStage
+from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.tasks import verifier_of
 from hrm_agent.training.tasks.sources import changed_sources, keep_sources, read_sources, tasks_folder
 from hrm_agent.trajectory import Trajectory

@@ -24,7 +24,7 @@ from hrm_agent.models import policy
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.store import RunStore
-from hrm_agent.training.rollout import group_episodes
+from hrm_agent.training.rollout.rollout import group_episodes
 from hrm_agent.training.tasks import Task, load_tasks
 from hrm_agent.training.tasks.sources import changed_sources, keep_sources, read_sources
 from hrm_agent.training.tasks.verifiers_environments import EnvironmentRubric, _environment, environment_tools

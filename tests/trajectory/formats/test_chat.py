@@ -25,7 +25,7 @@ from hrm_agent.trajectory import (
     content_hash,
 )
 from hrm_agent.trajectory.formats import Report, RequestHints, export_to
-from hrm_agent.trajectory.formats.messages import context_hash
+from hrm_agent.trajectory.formats.shared.messages import context_hash
 from tests.support.trajectory.samples import THREAD, identity, make_call, make_tool_call, make_trajectory
 
 ASKED = HumanMessage("What is 6 * 7?")

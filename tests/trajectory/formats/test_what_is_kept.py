@@ -12,9 +12,9 @@ from langchain_core.messages import AIMessage
 
 from hrm_agent.trajectory import ForkRef, LogprobKind, Sampling, TaskRef, Trajectory, Turn, TurnEnd
 from hrm_agent.trajectory.formats import FORMATS, RequestHints, export_to, import_from
-from hrm_agent.trajectory.formats.messages import ConversationOfCall, conversation_of
-from hrm_agent.trajectory.formats.reported import usage_of
-from hrm_agent.trajectory.shown import thoughts_of
+from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, conversation_of
+from hrm_agent.trajectory.formats.shared.reported import usage_of
+from hrm_agent.trajectory.words import thoughts_of
 from tests.support.trajectory.samples import make_tool_call
 from tests.trajectory.formats.test_chat import ANSWER, ASKED, CALLS, OFFERED, PYTHON, RESULT, run, said
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NoReturn, cast
 
+from hrm_agent.basics.unicode import without_surrogates
 from hrm_agent.models.engine import ParsedTurn
-from hrm_agent.unicode import without_surrogates
 
 __all__ = [
     "CONSTANTS",

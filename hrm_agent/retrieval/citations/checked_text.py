@@ -1,0 +1,322 @@
+"""Citations in a model's text, held against the sources: exact spans, or none.
+
+A model cites by quoting: `Whales eat krill [S1: "feeds almost exclusively on krill"].` It gives no positions, which it
+could not count. `hrm_agent.retrieval.citations.marks` finds what cites, in whatever form; here each quote is looked for
+in the source that it names. What stands there to the character is a citation; what stands there but for white space,
+quotation marks and dashes is mended to the source's own characters; an omission (`...`) makes a citation of each part.
+A quote that stands in another source alone is moved there. All else is fabricated, whatever the reason.
+
+The text that a person reads has a mark in the place of each citation, `[1]`, and the list of them at its end. Nothing
+else in it looks like a mark: what cites and does not stand is left out, and numbers in brackets, which may be a text's
+own, become `(1)`. A model's own list of sources is left out, with its quotes, which belong to no sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from typing_extensions import TypedDict  # typing's has too little for LangGraph's JSON schemas before Python 3.12
+
+from hrm_agent.answers.final_answer import own_text
+from hrm_agent.answers.typed_reply import one_line
+from hrm_agent.basics.unicode import without_surrogates
+from hrm_agent.retrieval.chunking.sentences import Prose
+from hrm_agent.retrieval.citations.marks import CitedWords, Mark, find_lists, find_marks, plain_brackets
+from hrm_agent.retrieval.citations.quotes import CITATION_LIST, Citation, QuotableText
+
+__all__ = ["NOT_ANSWERED", "CheckedText", "CitedSource", "Statement", "check", "quoted_again"]
+
+NOT_ANSWERED = "NOT ANSWERED"
+"""Prefix of an answer that was not found in the sources."""
+MAX_TEXT = 40_000
+"""Characters of an answer; what comes later is not read."""
+SHORTEST_QUOTE = 10
+"""Bytes: what is shorter could stand anywhere."""
+MAX_CITATIONS, MAX_LOOKUPS = 100, 400
+"""Of an answer: citations that stand, and quotes that are looked for."""
+MAX_SHOWN = 200
+"""Characters of a quote in the list."""
+_SPACED = re.compile(r"[ \t]{1,4}(?=[.,;:!?](?:\s|\Z))")
+PASSES = 4
+"""How often a text is looked at, until nothing in it looks like a mark."""
+_OWN_LIST = "the text: a list of sources of its own was left out"
+_PLACE = re.compile("\ue000(\\d+)\ue001")
+_NO_PLACES = str.maketrans("\ue000\ue001", "\ufffd\ufffd")
+_NO_BRACKETS = str.maketrans("[［【〔〖〚⟦❲⁅]］】〕〗〛⟧❳⁆", "(" * 9 + ")" * 9)
+_OMISSION = re.compile(r"\s*(?:\[\s*(?:\.{3}|…)\s*\]|\.{3}|…)\s*")
+_BETWEEN = re.compile(r"""["”»]\s{0,3}(?:[;,&]|and)\s{0,3}["“«]""")
+_STOPS = " \n.,;:!?…"
+"""What a model puts at the end of a quote that goes on there in its source."""
+_SAYS_NOT = re.compile(rf"\W*{NOT_ANSWERED.replace(' ', '[ _]')}(?!\w)[\s.:;,!*)\]”»-]*", re.IGNORECASE)
+
+_Part = str | Citation
+
+
+class CitedSource(TypedDict):
+    """What has to be known of a source; more may be."""
+
+    title: str
+    """In one line."""
+    url: str
+    """Its address; empty where it has none."""
+    text: str
+    """The whole text, in which quotes are looked for."""
+    offset: int
+    """Where in a page or a file the text begins."""
+
+
+class Statement(NamedTuple):
+    """A sentence of a text, and what it cites."""
+
+    claim: str
+    """Without its marks, in one line."""
+    citations: tuple[Citation, ...]
+    """In the order of the marks."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for statements that say and cite the same."""
+        return self.claim, *map(_key, self.citations)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedText:
+    """What a text comes to when its citations are held against the sources."""
+
+    text: str
+    """With marks in the place of citations, and the list of them at its end."""
+    citations: tuple[Citation, ...]
+    """The first is `[1]`."""
+    problems: tuple[str, ...]
+    """What is wrong with citations that do not stand, for the model that wrote them."""
+    mended: tuple[str, ...]
+    """What was put right, for the record."""
+    denies: bool
+    """It says that the sources have no answer."""
+    body: str
+    """The text without the list."""
+    statements: tuple[Statement, ...]
+    """The sentences that cite."""
+    refused: tuple[Statement, ...]
+    """The sentences whose citations stand in their sources and were left out all the same."""
+
+
+def check(text: str, sources: Mapping[str, CitedSource], refused: Collection[Any] = ()) -> CheckedText:
+    """Resolve all citations of a model's text. `refused`: keys of statements that are to lose theirs."""
+    own = _own(text)
+    denies = _SAYS_NOT.match(own)
+    book = _Book(sources)
+    parts = book.parts(own[denies.end() :] if denies else own)
+    cited = _by_sentence(parts)
+    dropped = {number for statement, numbers in cited if statement.key in refused for number in numbers}
+    kept = [part for number, part in enumerate(parts) if number not in dropped]
+    citations = list({_key(part): part for part in kept if not isinstance(part, str)}.values())
+    numbers = {_key(one): number for number, one in enumerate(citations, start=1)}
+    body = _joined(kept, lambda one: f"[{numbers[_key(one)]}]")
+    listed = "\n".join(f"[{n}] {_described(one, sources[one['source']])}" for n, one in enumerate(citations, start=1))
+    return CheckedText(
+        text=f"{body}{CITATION_LIST}{listed}" if listed else body,
+        citations=tuple(citations),
+        problems=tuple(book.problems),
+        mended=tuple(book.mended),
+        denies=denies is not None,
+        body=body,
+        statements=tuple(statement for statement, _ in cited if statement.key not in refused),
+        refused=tuple(statement for statement, _ in cited if statement.key in refused),
+    )
+
+
+def quoted_again(text: str, sources: Mapping[str, CitedSource], names: Mapping[str, str]) -> str:
+    """A searcher's text with its citations in exact form, and without those that do not stand.
+
+    `names`: by those that the searcher knew the sources by, the ones that they are to have.
+    """
+    parts = _Book(sources).parts(_own(text))
+    return _joined(parts, lambda one: f'[{names.get(one["source"], one["source"])}: "{one["quote"]}"]')
+
+
+def _own(text: str) -> str:
+    return plain_brackets(without_surrogates(own_text(text[: 4 * MAX_TEXT]))[:MAX_TEXT]).strip()
+
+
+class _Book:
+    """Looks quotes up, and keeps account of what was wrong with them."""
+
+    def __init__(self, sources: Mapping[str, CitedSource]) -> None:
+        self._sources = sources
+        self._texts = {name: QuotableText(source["text"]) for name, source in sources.items()}
+        titles = [source["title"].casefold() for source in sources.values()]
+        self._titles = {t: name for t, name in zip(titles, sources, strict=True) if titles.count(t) == 1}
+        self._found: dict[tuple[tuple[str, ...], str], list[Citation]] = {}
+        self._standing = 0
+        self._cited: list[Citation] = []
+        self.problems: list[str] = []
+        self.mended: list[str] = []
+
+    def parts(self, text: str) -> list[_Part]:
+        """The text with its citations resolved, and nothing in it that only looks like one.
+
+        What is left out may bring together what looks like a mark, `[ [S9]1]`, so the text is looked at again. One that
+        has still marks after a few times was made for it: then it has no brackets any more.
+        """
+        text = text.translate(_NO_PLACES)
+        for _ in range(PASSES):
+            before, text = text, self._without_lists(text)
+            if text == before:
+                break
+        else:
+            text = text.translate(_NO_BRACKETS)
+        pieces = _PLACE.split(text)
+        return [self._cited[int(piece)] if n % 2 else piece for n, piece in enumerate(pieces) if n % 2 or piece]
+
+    def _without_lists(self, text: str) -> str:
+        """Citations outside of the text's own lists of sources resolved, and the lists left out with what they cite."""
+        lists = find_lists(text)
+        begins, ends = [0, *(end for _, end in lists)], [*(start for start, _ in lists), len(text)]
+        outside = [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        if not lists or not "".join(outside).strip():
+            return self._resolved_in(text)
+        self.mended += [] if _OWN_LIST in self.mended else [_OWN_LIST]
+        resolved = "".join(map(self._resolved_in, outside)).rstrip()
+        listed = [int(found[1]) for span in lists for found in _PLACE.finditer(self._resolved_in(text[slice(*span)]))]
+        for number in dict.fromkeys(listed):
+            if f"\ue000{number}\ue001" not in resolved:
+                one = self._cited[number]
+                said = f'[{one["source"]}: "{one_line(one["quote"], 120)}"]'
+                self.problems.append(f"{said}: it stands in a list; put it behind the statement that it supports")
+        return resolved
+
+    def _resolved_in(self, text: str) -> str:
+        """A citation that stands has a place in the text, by its number among all."""
+        parts, at = list[str](), 0
+        for mark in find_marks(text, self._titles):
+            cited = "".join(map(self._place_of, self._resolved(text, mark)))
+            before, after = text[at : mark.start], mark.end
+            if not cited and not mark.instead and before.endswith("(") and text[after : after + 1] == ")":
+                before, after = before[:-1].rstrip(" \t"), after + 1  # nothing is left in the parentheses
+            apart = " " if mark.instead and before.endswith("]") else ""  # `[text](1)` would be a link
+            parts += [before, f" {cited}" if cited else f"{apart}{mark.instead}"]
+            at = after
+        return "".join([*parts, text[at:]])
+
+    def _place_of(self, one: Citation) -> str:
+        numbers = {_key(known): number for number, known in enumerate(self._cited)}
+        number = numbers.get(_key(one), len(self._cited))
+        self._cited += [one] if number == len(self._cited) else []
+        return f"\ue000{number}\ue001"
+
+    def _resolved(self, text: str, mark: Mark) -> list[Citation]:
+        found: list[Citation] = []
+        for cited in mark.cited:
+            places = self._places(cited)
+            if isinstance(places, list):
+                found += places
+            elif not mark.instead:
+                said = f'[{", ".join(cited.names)}: "{one_line(cited.quotes[0], 120)}"]:' if cited.quotes else ""
+                problem = f"{said or one_line(text[mark.start : mark.end], 80)} {places}"
+                self.problems.append(_PLACE.sub("", problem))
+        return found
+
+    def _places(self, cited: CitedWords) -> list[Citation] | str:
+        """Where the quoted words stand, a citation for each part of them; or what is wrong with them."""
+        if not any(quote.strip() for quote in cited.quotes):
+            return "it quotes no words" if cited.quotes else "quotes no words"
+        if self._standing >= MAX_CITATIONS or len(self._found) >= MAX_LOOKUPS:
+            return "there are too many citations"
+        for quote in cited.quotes:
+            if (cited.names, quote) not in self._found:
+                self._found[cited.names, quote] = self._quoted(cited.names, quote)
+                self._standing += len(self._found[cited.names, quote])
+            if places := self._found[cited.names, quote]:
+                return places
+        if all(len(quote.strip().encode()) < SHORTEST_QUOTE for quote in cited.quotes):
+            return "it is too short to tell where it stands; quote more words"
+        unknown = [name for name in cited.names if name not in self._sources]
+        known = ", ".join(self._sources) or "none"
+        return f"there is no source {unknown[0]}, only {known}" if unknown else "no source has these words"
+
+    def _quoted(self, names: Sequence[str], quote: str) -> list[Citation]:
+        """The words as they are; else the parts between their omissions, or between quotation marks."""
+        for parts in ([quote], [quote.rstrip(_STOPS)], _OMISSION.split(quote), _BETWEEN.split(quote)):
+            parts = [part.strip() for part in parts if part.strip()]
+            if min((len(part.encode()) for part in parts), default=0) < SHORTEST_QUOTE:
+                continue
+            places = [self._named(names, part) or self._elsewhere(names, part) for part in parts]
+            if all(places):
+                return [place for found in places for place in found]
+        return []
+
+    def _named(self, names: Sequence[str], quote: str) -> list[Citation]:
+        return [
+            self._citation(name, name, quote, span)
+            for name in names
+            if name in self._sources and (span := self._texts[name].find(quote))
+        ]
+
+    def _elsewhere(self, names: Sequence[str], quote: str) -> list[Citation]:
+        others = [(name, span) for name, text in self._texts.items() if (span := text.find(quote))]
+        if len({self._sources[other]["title"] for other, _ in others}) != 1:
+            return []
+        name, span = others[0]
+        return [self._citation(names[0] if names else "", name, quote, span)]
+
+    def _citation(self, said: str, name: str, quote: str, span: tuple[int, int]) -> Citation:
+        source = self._sources[name]
+        words = source["text"][slice(*span)]
+        if said != name:
+            self.mended.append(f'[{said}: "{one_line(quote, 80)}"] stands in {name}')
+        elif words != quote:
+            self.mended.append(f'[{name}: "{one_line(quote, 80)}"] was put in the source\'s own characters')
+        return Citation(source=name, start=span[0], end=span[1], quote=words, url=source["url"])
+
+
+def _key(one: Citation) -> tuple[str, int, int]:
+    return one["source"], one["start"], one["end"]
+
+
+def _by_sentence(parts: Sequence[_Part]) -> list[tuple[Statement, list[int]]]:
+    """The sentences that cite, each with the numbers of its citations among the parts."""
+    text, marks = "", list[tuple[int, int]]()
+    for number, part in enumerate(parts):
+        if isinstance(part, str):
+            text += part
+        else:
+            text = text.rstrip(" \t")
+            marks.append((len(text.rstrip()) - 1, number))
+    if not marks:
+        return []
+    lines = [found.end() for found in re.finditer(r"\n", text)]
+    ends = sorted({0, *map(int, Prose(text).sentences), *lines, len(text)})
+    found: dict[int, list[int]] = {}
+    for at, number in marks:
+        found.setdefault(bisect_right(ends, max(at, 0)), []).append(number)
+    statements: list[tuple[Statement, list[int]]] = []
+    for end, numbers in found.items():
+        claim = " ".join(text[ends[end - 1] : ends[end] if end < len(ends) else None].split())
+        chosen = [parts[number] for number in numbers]
+        cited = tuple(part for part in chosen if not isinstance(part, str))
+        statements.append((Statement(claim, cited), numbers))
+    return statements
+
+
+def _joined(parts: Iterable[_Part], shown: Callable[[Citation], str]) -> str:
+    """No mark of ours becomes a link, or hides as the definition of one, by what follows it."""
+    text = ""
+    for part in parts:
+        piece = part if isinstance(part, str) else shown(part)
+        if text.endswith("]") and isinstance(part, str):
+            begins_line = text.rpartition("\n")[2].lstrip().startswith("[")
+            piece = piece.removeprefix(":") if begins_line else piece
+            piece = f" {piece}" if piece.startswith(("(", "[")) else piece
+        text += piece
+    return _SPACED.sub("", text).strip()
+
+
+def _described(cited: Citation, source: CitedSource) -> str:
+    first, last = (source["offset"] + at for at in (cited["start"], cited["end"]))
+    place = f" <{cited['url']}>" if cited["url"] else ""
+    return f'{source["title"]}, {first}-{last}{place}: "{one_line(cited["quote"], MAX_SHOWN)}"'

@@ -1,0 +1,1 @@
+"""Text of HTML pages without what a reader does not see."""

@@ -1,0 +1,112 @@
+"""One thread that commits for many, where a commit waits for a disk: what arrives during one wait shares the next."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hrm_agent.basics.guarded_loop import LoopGuard
+from hrm_agent.errors import StoreError
+from hrm_agent.store.database.cursors import Work
+
+__all__ = ["Committer"]
+
+T = TypeVar("T")
+_IN_ONE_COMMIT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingWrite:
+    work: Work[Any]
+    future: Future[Any]
+    """Done when the work is committed; then it has its result."""
+
+
+class Committer:
+    """One thread that commits for many: all jobs that are waiting go into one transaction.
+
+    A caller that will wait for its job commits in its own thread if no commit is under way, together with what was
+    handed in before: the hand-over to another thread and back takes as long as the rest of a small commit. The main
+    thread never does, since an interrupt (Ctrl-C) would be raised in the middle.
+    """
+
+    def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
+        self._commit = commit
+        self._jobs: deque[_PendingWrite] = deque()
+        self._changed = threading.Condition()
+        """Guards `_jobs`, `_busy` and `_closed`."""
+        self._busy = False
+        """A commit is under way, in whichever thread."""
+        self._closed = False
+        self._guard = LoopGuard("store-commits")
+        self._thread = threading.Thread(target=self._run, name="store-commits", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Work[T], *, waits: bool = False) -> Future[T]:
+        """Raises `StoreError` after `close`: nothing would be committed any more. `waits`: the caller will."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # whoever waits may be cancelled; what was handed in is committed
+        with self._changed:
+            if self._closed:
+                raise StoreError("The store is closed.", "Open it again: open_store.")
+            self._jobs.append(_PendingWrite(work, future))
+            if self._busy or not waits or threading.current_thread() is threading.main_thread():
+                self._changed.notify()
+                return future
+            jobs = self._take()
+        self._finish_taken(jobs)
+        return future
+
+    def close(self) -> None:
+        """Commit what was handed in, and take nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _take(self) -> list[_PendingWrite]:
+        self._busy = True
+        return [self._jobs.popleft() for _ in range(min(len(self._jobs), _IN_ONE_COMMIT))]
+
+    def _finish_taken(self, jobs: Sequence[_PendingWrite]) -> None:
+        try:
+            self._finish(jobs)
+        except Exception as error:  # whatever it is, nobody is to wait for ever, and the thread goes on
+            self._guard.caught(error)
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(error)
+        finally:
+            with self._changed:
+                self._busy = False
+                if self._jobs or self._closed:
+                    self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._guard:
+                with self._changed:
+                    while self._busy or not self._jobs:
+                        if self._closed and not self._busy:
+                            return
+                        self._changed.wait()
+                    jobs = self._take()
+                self._finish_taken(jobs)
+
+    def _finish(self, jobs: Sequence[_PendingWrite]) -> None:
+        """One job's failure is not another's: where all together fail, each is tried alone."""
+        try:
+            results = self._commit([job.work for job in jobs])
+        except BaseException as error:
+            if len(jobs) == 1:
+                jobs[0].future.set_exception(error)
+                return
+            for job in jobs:
+                self._finish([job])
+            return
+        for job, result in zip(jobs, results, strict=True):
+            job.future.set_result(result)

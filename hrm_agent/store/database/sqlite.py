@@ -1,0 +1,255 @@
+"""A store in one SQLite file: nothing to install, one writer at a time, readers beside it.
+
+In WAL, by level (`sqlite:///runs/x.db?level=power`):
+
+* `process`, the default (`synchronous=NORMAL`): every commit survives the death of the process at any moment. After a
+  power failure the newest commits can be missing, never half of one: what was lost is run again on resume. A commit
+  takes some 30 microseconds, less than handing it to another thread would, so it is done where it is asked for.
+* `power` (`synchronous=FULL`): every commit survives a power failure. It waits for the disk, so one thread commits for
+  all (`Committer`).
+
+A transaction takes the write lock when it begins. One that only asked for it at its first write could be refused by a
+writer in between, whatever the time-out: the "database is locked" that other programs report.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.store.database.committer import Committer
+from hrm_agent.store.database.cursors import Cursor, Work, WriteCursor, epoch_of
+from hrm_agent.store.database.fencing import leases_of, read_leases
+from hrm_agent.store.database.sqlite_file import (
+    BUSY_SECONDS,
+    SQLITE_TYPES,
+    SqliteFile,
+    columns_of,
+    lacks_index,
+    lacks_table,
+    version_in,
+)
+from hrm_agent.store.database.sqlite_read_only import no_store_at
+from hrm_agent.store.database.tables import LATER_COLUMNS, STORE_VERSION, note_brought_forward, schema
+
+__all__ = ["SqliteDatabase"]
+
+T = TypeVar("T")
+_LEVELS = {"process": "NORMAL", "power": "FULL"}
+_CACHE_KILOBYTES = 16_000
+_REMEMBERED = 1024
+"""Leases that were found to be ours; nobody asks again while no other process has written."""
+
+
+class SqliteDatabase(SqliteFile):
+    """A file that is written to: one connection to write and one to read."""
+
+    def __init__(self, path: Path, *, create: bool = True, level: str = "process") -> None:
+        if level not in _LEVELS:
+            raise ConfigError(f"There is no durability level {level!r}.", f"Levels: {', '.join(_LEVELS)}.")
+        if not create and not path.exists():
+            raise no_store_at(path)
+        super().__init__(path, "" if level == "process" else f"level={level}")
+        self.level, self.is_blocking = level, level == "power"
+        self._writing, self._reading = threading.RLock(), threading.RLock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                self._look(create)
+            _make_private(path)
+            self._writer = self._connect()
+            self._data_version: int | None = None
+            self._prepare()
+            self._reader = self._connect()
+        except (sqlite3.Error, OSError) as error:
+            raise self.store_error(error) from error
+        self._committer = Committer(self._commit) if self.is_blocking else None
+
+    def _look(self, create: bool) -> None:
+        # A journal that a crash left behind has to be played back before anybody can read the file.
+        mode = "rw" if Path(f"{self._file}-journal").exists() else "ro"
+        uri = f"{self._file.absolute().as_uri()}?mode={mode}"
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+            self._refuse_foreign(connection, create=create)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._file, check_same_thread=False, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=256
+        )
+        _into_wal(connection)
+        connection.execute(f"PRAGMA synchronous={_LEVELS[self.level]}")
+        connection.execute(f"PRAGMA cache_size=-{_CACHE_KILOBYTES}")
+        return connection
+
+    def _prepare(self) -> None:
+        """Make the tables in a new file, and what this version has gained since an older file was made."""
+        writer, version = self._writer, version_in(self._writer)
+        if version == STORE_VERSION and not (lacks_table(writer) or lacks_index(writer)):
+            return
+        with self._transaction() as cursor:
+            self._refuse_newer(version_in(cursor))  # another process may have brought it forward meanwhile
+            for statement in schema(**SQLITE_TYPES):
+                cursor.execute(statement)
+            for table, column, type_ in LATER_COLUMNS:
+                if column not in columns_of(cursor, table):
+                    cursor.execute(f"ALTER TABLE {table} ADD COLUMN {column} {type_.format(**SQLITE_TYPES)}")
+            cursor.execute(f"PRAGMA user_version={STORE_VERSION}")
+        note_brought_forward(self.url, version)
+
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Cursor]:
+        with self._writing, closing(self._writer.cursor()) as cursor:
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+                yield cursor
+                cursor.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._rollback()
+                raise self.store_error(error) from error
+            except BaseException:
+                self._rollback()
+                raise
+
+    @contextmanager
+    def _one_transaction(self) -> Generator[None]:
+        try:
+            with self._transaction():
+                yield
+        except BaseException:
+            self._data_version = None
+            raise
+
+    @contextmanager
+    def _part_of_whole(self) -> Generator[sqlite3.Cursor]:
+        with closing(self._writer.cursor()) as cursor:
+            try:
+                yield cursor
+            except sqlite3.Error as error:
+                raise self.store_error(error) from error
+
+    def _rollback(self) -> None:
+        with suppress(sqlite3.Error):  # on a full disk SQLite may have rolled back by itself
+            self._writer.execute("ROLLBACK")
+
+    def _transact(self, works: Sequence[Work[Any]]) -> list[Any]:
+        try:
+            with self._part_of_whole() if self._whole else self._transaction() as cursor:
+                self.transaction += 1
+                version = cursor.execute("PRAGMA data_version").fetchone()[0]  # another connection's commits change it
+                if version != self._data_version:
+                    self._data_version, self.epoch, self.heads = version, epoch_of(cursor), {}
+                    self.fence.valid = set()
+                if len(self.fence.valid) > _REMEMBERED:
+                    self.fence.valid = set()
+                if unknown := leases_of(works) - self.fence.valid:  # others take over by a commit, which is noticed
+                    self.fence.valid |= read_leases(cursor, self.fence.owner, unknown)
+                return [work(cursor) for work in works]
+        except BaseException:  # a commit that failed included: nothing of it is remembered
+            self._data_version = None
+            raise
+
+    def _submit(self, work: Work[T], *, waits: bool) -> Future[T]:
+        if self._committer is not None:
+            return self._committer.submit(work, waits=waits)
+        return self._at_once(work)
+
+    def exclusive(self, work: Work[T]) -> T:
+        def alone(cursor: WriteCursor) -> T:
+            cursor.execute("PRAGMA secure_delete=ON")  # no deleted text stays on free pages
+            try:
+                result = work(cursor)
+            finally:
+                cursor.execute("PRAGMA secure_delete=OFF")
+            # What shares the commit comes after it, and is to know.
+            self.transaction += 1
+            self.epoch, self._data_version = epoch_of(cursor), None
+            return result
+
+        try:
+            return self.write(alone)
+        finally:
+            self._shed_log()
+
+    def _shed_log(self) -> None:
+        """Remove deleted text from the log, too; while another process has it open, that has to wait."""
+        with self._writing, self._reading, suppress(sqlite3.Error):
+            self._writer.execute("PRAGMA busy_timeout=0")
+            try:
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                self._writer.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
+
+    @contextmanager
+    def _read(self) -> Generator[Cursor]:
+        with self._reading, closing(self._reader.cursor()) as cursor:
+            within = self._reader.in_transaction  # a read inside a read is of the same moment
+            try:
+                if not within:
+                    cursor.execute("BEGIN")
+                yield cursor
+            except sqlite3.Error as error:
+                raise self.store_error(error) from error
+            finally:
+                if not within:
+                    with suppress(sqlite3.Error):
+                        cursor.execute("COMMIT")
+
+    def vacuum(self) -> None:
+        with self._writing, self._reading:
+            try:
+                self._writer.execute("VACUUM")
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:
+                raise self.store_error(error) from error
+
+    def empty_log(self) -> None:
+        """Put all that is committed into the file itself, so that it can be taken away without the log beside it.
+
+        Closing does so too, and is silent where it cannot.
+        """
+        self.flush()
+        with self._writing, self._reading:
+            try:
+                if self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    raise sqlite3.OperationalError("database is locked")
+            except sqlite3.Error as error:
+                raise self.store_error(error) from error
+
+    def _close(self) -> None:
+        if self._committer is not None:
+            self._committer.close()
+        with self._writing, self._reading:
+            self._reader.close()
+            # The last connection puts the log into the file by itself, unless somebody reads at that moment.
+            with suppress(sqlite3.Error):
+                self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._writer.close()
+
+
+def _into_wal(connection: sqlite3.Connection) -> None:
+    """The change of mode does not wait for other processes that open the file, as everything else does."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _make_private(path: Path) -> None:
+    """A file that only its owner reads, whatever the umask. SQLite gives the files that it makes beside it its mode."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError, PermissionError):  # somebody else's file, which we were let into
+            Path(f"{path}{suffix}").chmod(0o600)

@@ -1,0 +1,1 @@
+"""Upkeep of stores: creation, migration, copies, verification, maintenance."""

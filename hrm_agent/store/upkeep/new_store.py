@@ -1,0 +1,87 @@
+"""A new store that is filled by one command: it is there as a whole, or not at all.
+
+A file is filled in a folder beside its place, which its maker holds locked, and renamed at the end. In a database on a
+server its tables are there at once, and their rows when the transaction of whoever fills them is committed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from hrm_agent.basics.files import locked_folder
+from hrm_agent.errors import StoreError, StoreFullError
+from hrm_agent.store.database.sqlite import SqliteDatabase
+from hrm_agent.store.database.sqlite_file import sqlite_url
+from hrm_agent.store.run_store import RunStore, file_of, open_store
+
+__all__ = ["new_store"]
+
+_BESIDE = ("-wal", "-shm", "-journal")
+
+
+@contextmanager
+def new_store(where: str, *, key: str | bytes | None = None, allow: Sequence[str] = ()) -> Generator[RunStore]:
+    """A store to be filled inside the block. One that is there already is opened as it is."""
+    path = file_of(where)
+    if path is None or _is_there(path):
+        with open_store(where, key=key, allow=allow) as store:
+            yield store
+        return
+    try:
+        with _folder_beside(path) as folder:
+            part = folder / "store.db"
+            place = sqlite_url(part, where.partition("?")[2]) if "://" in where else part
+            with open_store(place, key=key, allow=allow) as store:
+                yield store
+                if isinstance(store.database, SqliteDatabase):
+                    store.database.empty_log()
+            _move(part, path)
+    except StoreFullError as error:
+        raise _full(path) from error
+
+
+def _move(part: Path, path: Path) -> None:
+    if (log := Path(f"{part}-wal")).exists() and log.stat().st_size > 0:
+        raise _full(path)  # rows are in the log alone, and closing says nothing of that
+    with locked_folder(path.parent):
+        if _is_there(path):
+            raise StoreError(f"{path} was made by another process meanwhile.", "Nothing was written. Name another.")
+        for suffix in _BESIDE:  # of an earlier file of this name: SQLite would play them back into the new one
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        part.replace(path)
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+@contextmanager
+def _folder_beside(path: Path) -> Generator[Path]:
+    """A new folder on the same disk, removed at the end; those of makers that were killed are removed at the start."""
+    prefix = f"{path.name}.part-"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with locked_folder(path.parent):  # nobody takes the folder for a left one before it is locked
+            _remove_left(path.parent, prefix)
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(locked_folder(folder))
+        yield folder
+
+
+def _remove_left(parent: Path, prefix: str) -> None:
+    for left in parent.iterdir():
+        if left.name.startswith(prefix) and left.is_dir():
+            with suppress(BlockingIOError), locked_folder(left, fcntl.LOCK_NB):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _full(path: Path) -> StoreFullError:
+    return StoreFullError(
+        f"The disk that is to hold {path} is full.", "Nothing was written: free some space, then do it again."
+    )

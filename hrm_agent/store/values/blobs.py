@@ -1,0 +1,121 @@
+"""Writing and reading of values in transactions.
+
+A process remembers which blobs it has seen in the store, and does not hand them in again. Whoever collects blobs that
+nothing refers to changes the store's epoch in the same transaction: a writer that finds another epoch than its own
+forgets what it knew and encodes once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from hrm_agent.store.database.cursors import Cursor, Work, WriteCursor
+from hrm_agent.store.database.database import Database
+from hrm_agent.store.values.cipher import Cipher
+from hrm_agent.store.values.content_addressed import Blob, KnownBlobs, ValueWriter
+from hrm_agent.store.values.serializer import StrictSerializer
+from hrm_agent.store.values.value_reader import Loader, ValueReader, read_values
+
+__all__ = ["Blobs"]
+
+E = TypeVar("E")
+T = TypeVar("T")
+
+
+class Blobs:
+    """The values of a store, as one process knows them."""
+
+    def __init__(self, database: Database, cipher: Cipher) -> None:
+        self._database = database
+        self.cipher = cipher
+        self._known = KnownBlobs(epoch=database.epoch)
+        self._transaction = -1
+        self._inserted: set[bytes] = set()
+
+    @property
+    def epoch(self) -> str:
+        """The newest that this process has met."""
+        return self._known.epoch
+
+    def write(
+        self,
+        serializer: StrictSerializer,
+        encode: Callable[[ValueWriter], E],
+        insert: Callable[[WriteCursor, E], T],
+        thread_id: str | None = None,
+        *,
+        waits: bool = False,
+    ) -> Future[T]:
+        """Store what `encode` refers to, and the rows that `insert` makes of it for a thread, in one transaction.
+
+        `waits`: as for `Database.submit`.
+        """
+        work, stored = self._work(serializer, encode, insert)
+        future = self._database.submit(work, thread_id, waits=waits)
+        future.add_done_callback(lambda done: None if done.exception() else self._known.add(*stored[-1]))
+        return future
+
+    def write_later(
+        self,
+        serializer: StrictSerializer,
+        encode: Callable[[ValueWriter], E],
+        insert: Callable[[WriteCursor, E], Any],
+        thread_id: str | None = None,
+        on_done: Callable[[Exception | None], object] | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """The same with the next commit. Whoever refers to these blobs before then hands them in once more.
+
+        `on_done`: as for `DeferredWork`; `seconds`: as for `Database.defer`.
+        """
+        work, stored = self._work(serializer, encode, insert)
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                self._known.add(*stored[-1])
+            if on_done is not None:
+                on_done(error)
+
+        self._database.defer(work, thread_id, done if on_done is not None else None, seconds)
+
+    def _work(
+        self,
+        serializer: StrictSerializer,
+        encode: Callable[[ValueWriter], E],
+        insert: Callable[[WriteCursor, E], T],
+    ) -> tuple[Work[T], list[tuple[str, list[bytes]]]]:
+        """A transaction's work, and of each time it was done the epoch and what is stored if that was committed."""
+        known, stored = self._known, list[tuple[str, list[bytes]]]()
+        began = known.epoch
+        first = ValueWriter(serializer, known, self.cipher.hash_key, epoch=began)
+        encoded = encode(first)
+
+        def work(cursor: WriteCursor) -> T:
+            epoch, writer, found = self._database.epoch, first, encoded
+            if epoch != began:  # not what is known now: another write may have noticed since
+                known.forget(epoch)
+                writer = ValueWriter(serializer, known, self.cipher.hash_key, epoch=epoch)
+                found = encode(writer)
+            self._insert(cursor, writer.new)
+            result = insert(cursor, found)
+            stored.append((epoch, list(writer.new)))
+            return result
+
+        return work, stored
+
+    def _insert(self, cursor: WriteCursor, new: dict[bytes, Blob]) -> None:
+        """Insert what this transaction has not inserted yet: a checkpoint repeats the writes that led to it."""
+        if self._transaction != self._database.transaction:
+            self._transaction, self._inserted = self._database.transaction, set()
+        missing = [blob for hash_, blob in new.items() if hash_ not in self._inserted]
+        self._inserted.update(new)
+        rows = [(blob.hash, blob.kind, self.cipher.seal(blob.data, "blob", blob.hash)) for blob in missing]
+        if rows:
+            query = "INSERT INTO blobs (hash, kind, data) VALUES (?, ?, ?) ON CONFLICT (hash) DO NOTHING"
+            cursor.executemany(query, rows)
+
+    def reader(self, cursor: Cursor, serializer: Loader, *, shared: bool) -> ValueReader:
+        """Reads values as they are at the moment of `cursor`."""
+        return read_values(cursor, self.cipher, serializer, shared=shared, most=None)

@@ -1,0 +1,92 @@
+"""Reads what model calls were sent: `hrm_agent.store.values.requests` writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any, cast
+
+import ormsgpack
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store.values.cipher import Cipher
+from hrm_agent.store.values.damage import DAMAGED
+from hrm_agent.store.values.plain_reader import StoredMessage
+from hrm_agent.store.values.refusals import RefusedValue
+from hrm_agent.store.values.value_reader import Reference, ValueReader
+
+__all__ = ["Dump", "Sent", "copies_of", "json_dump", "read_request", "read_requests"]
+
+Dump = dict[str, Any]
+Sent = dict[str, dict[str, tuple[Dump, ...]]]
+"""Call's id -> its `request` and `tools`, as far as they are known, as JSON dumps."""
+_WITH_TOOLS = (1, 3)
+"""Numbers of references in a row whose last one is that of the tools."""
+
+
+def read_request(data: bytes) -> list[Reference]:
+    """The references in a row of a request."""
+    return cast("list[Reference]", ormsgpack.unpackb(data))
+
+
+def read_requests(reader: ValueReader, cipher: Cipher, rows: Mapping[str, bytes], dump: Callable[[Any], Dump]) -> Sent:
+    """What the calls were sent whose rows these are, by their ids. `dump`: of a value that `reader` gives.
+
+    What several calls sent is read once, and is one object.
+    """
+    dumps: dict[int | bytes, Dump] = {}
+    found: Sent = {}
+    here = ""
+
+    def dumped(message: Any) -> Dump:
+        """The dump of a message, which the reader keeps meanwhile: its id is its own."""
+        key = message if isinstance(message, bytes) else id(message)
+        if key not in dumps:
+            dumps[key] = dump(message)
+        return dumps[key]
+
+    try:
+        parts: dict[str, list[Reference]] = {}
+        for here, data in rows.items():
+            parts[here] = read_request(cipher.open(data, "request", here))
+        reader.load(part for each in parts.values() for part in each)
+        for here, each in parts.items():
+            lists = [tuple(dumped(value) for value in reader.value(part)) for part in each]
+            tools = {"tools": lists.pop()} if len(lists) in _WITH_TOOLS else {}
+            found[here] = {**({"request": tuple(chain.from_iterable(lists))} if lists else {}), **tools}
+    except (RefusedValue, *DAMAGED) as error:
+        raise StoreError(
+            f"The request of model call {here}: {error}. It was not read.",
+            "Its file was damaged or changed: `hrm-agent store verify`.",
+        ) from error
+    return found
+
+
+def json_dump(message: Any) -> Dump:
+    """The dump of a message that was read without LangChain, or is stored as JSON."""
+    if isinstance(message, StoredMessage):
+        return message.dump
+    found = json.loads(message) if isinstance(message, bytes) else None
+    if not isinstance(found, dict):
+        raise RefusedValue(f"a value ({type(message).__name__}) that is no message")
+    return cast(Dump, found)
+
+
+def copies_of(dumps: Iterable[dict[str, Any]], copied: dict[int, Any]) -> tuple[dict[str, Any], ...]:
+    """Copies of JSON objects, one of each; `copied` has those that were made before, by the ids of their originals."""
+    found: list[dict[str, Any]] = []
+    for dump in dumps:
+        if id(dump) not in copied:
+            copied[id(dump)] = _copy(dump)
+        found.append(copied[id(dump)])
+    return tuple(found)
+
+
+def _copy(value: Any) -> Any:
+    """`copy.deepcopy` of a JSON value, in a fifth of its time."""
+    if type(value) is dict:
+        return {name: _copy(item) for name, item in cast("dict[str, Any]", value).items()}
+    if type(value) is list:
+        return [_copy(item) for item in cast("list[Any]", value)]
+    return value

@@ -1,0 +1,163 @@
+"""Reads content-addressed values: what `hrm_agent.store.values.content_addressed` has written.
+
+What becomes of a leaf is the loader's business. So the values of a store are also read by those who make no objects of
+them, without LangChain and LangGraph, which take most of a second to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import ormsgpack
+
+from hrm_agent.store.database.cursors import Cursor, placeholders
+from hrm_agent.store.values.cipher import Cipher
+from hrm_agent.store.values.hashing import BYTEARRAY, BYTES, DICT, LIST, MSGPACK, NULL, TREE, hash_of
+from hrm_agent.store.values.refusals import RefusedValue
+
+__all__ = ["KINDS", "MOST_PARTS", "Loader", "Reference", "ValueReader", "read_values", "references"]
+
+KINDS = {"null": NULL, "bytes": BYTES, "bytearray": BYTEARRAY, "msgpack": MSGPACK}
+"""The kinds of leaves, by the names that LangGraph's serializer has for them."""
+_NAMES = {kind: name for name, kind in KINDS.items()}
+MOST_PARTS = 2_000_000
+"""Of one value that is read without its types: so many messages and tables in one state are nobody's."""
+_AT_ONCE = 500
+"""Hashes in one query."""
+
+Reference = Any
+"""The hash as bytes, or `[kind, data]` in place."""
+Fetch = Callable[[Sequence[bytes]], Iterable[tuple[bytes, int, bytes]]]
+
+
+class Loader(Protocol):
+    """Makes a value of a leaf: LangGraph's serializer, or one that makes less of it."""
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        """The value of a leaf, given the name of its kind and its bytes. Raises `RefusedValue`."""
+        ...
+
+
+def read_values(
+    cursor: Cursor, cipher: Cipher, loader: Loader, *, shared: bool, most: int | None = MOST_PARTS
+) -> ValueReader:
+    """Reads values as they are at the moment of `cursor`. `most`: as for `ValueReader`."""
+
+    def fetch(hashes: Sequence[bytes]) -> Iterable[tuple[bytes, int, bytes]]:
+        for start in range(0, len(hashes), _AT_ONCE):
+            some = hashes[start : start + _AT_ONCE]
+            query = f"SELECT hash, kind, data FROM blobs WHERE hash IN ({placeholders(len(some))})"
+            for hash_, kind, data in cursor.execute(query, list(some)).fetchall():
+                yield bytes(hash_), kind if type(kind) is int else -1, cipher.open(data, "blob", bytes(hash_))
+
+    return ValueReader(loader, fetch, key=cipher.hash_key, shared=shared, most=most)
+
+
+class ValueReader:
+    """Turns references back into values. All blobs that they need are fetched level by level, each once.
+
+    With `shared`, equal leaves become one object: a history of a thousand checkpoints is a thousand lists over the same
+    messages. Without, every value is an object of its own, which its reader may change.
+
+    A value of more than `most` parts is refused: forty forged rows, each of which names the next one ten times, stand
+    for more than any memory holds.
+    """
+
+    def __init__(
+        self, serializer: Loader, fetch: Fetch, *, key: bytes = b"", shared: bool = False, most: int | None = None
+    ) -> None:
+        self._serializer, self._fetch, self._key, self._shared = serializer, fetch, key, shared
+        self._most, self._parts = most, dict[bytes, int]()
+        self._blobs: dict[bytes, tuple[int, Any]] = {}
+        """Hash -> kind and bytes; of nodes, what they hold."""
+        self._leaves: dict[bytes, Any] = {}
+        self._items: dict[bytes, list[Any]] = {}
+
+    def load(self, references_: Iterable[Reference]) -> None:
+        """Fetch what `references_` need, before `value` is asked for each."""
+        roots = list(references_)
+        wanted = _hashes(roots)
+        while missing := [hash_ for hash_ in dict.fromkeys(wanted) if hash_ not in self._blobs]:
+            wanted = []
+            for hash_, kind, data in self._fetch(missing):
+                if hash_of(kind, data, self._key) != hash_:
+                    raise RefusedValue(f"a value whose bytes do not have its hash {hash_.hex()}")
+                content = data if kind < LIST else _unpack(data)
+                self._blobs[hash_] = (kind, content)
+                wanted.extend(references(kind, content))
+            if lost := [hash_ for hash_ in missing if hash_ not in self._blobs]:
+                raise RefusedValue(f"a value that is not in the store: {lost[0].hex()}")
+        if self._most is not None and any(self._count(root) > self._most for root in roots if root is not None):
+            raise RefusedValue(f"a value of more than {self._most:,} parts")
+
+    def _count(self, reference: Reference) -> int:
+        """The parts of a value, without making it."""
+        if isinstance(reference, bytes) and reference in self._parts:
+            return self._parts[reference]
+        kind, content = self._blobs[reference] if isinstance(reference, bytes) else (int(reference[0]), reference[1])
+        if kind < LIST:
+            return 1
+        held: Any = _unpack(content) if isinstance(content, bytes) else content
+        count = 1 + sum(self._count(item[1] if kind == DICT else item) for item in held)
+        if isinstance(reference, bytes):
+            self._parts[reference] = count
+        return count
+
+    def value(self, reference: Reference) -> Any:
+        """The value of a reference that was loaded."""
+        if isinstance(reference, bytes):
+            kind, content = self._blobs[reference]
+        else:
+            kind, content = int(reference[0]), reference[1]
+            content = content if kind < LIST else _unpack(content)
+        if kind in (LIST, TREE):
+            return self._list(reference, kind, content)
+        if kind == DICT:
+            return {name: self.value(item) for name, item in content}
+        if not (self._shared and isinstance(reference, bytes)):
+            return self._leaf(kind, content)
+        if reference not in self._leaves:
+            self._leaves[reference] = self._leaf(kind, content)
+        return self._leaves[reference]
+
+    def _list(self, reference: Reference, kind: int, content: list[Any]) -> list[Any]:
+        if self._shared and isinstance(reference, bytes) and reference in self._items:
+            return list(self._items[reference])
+        parts = [self.value(item) for item in content]
+        items = parts if kind == LIST else [item for part in parts for item in part]
+        if self._shared and isinstance(reference, bytes):
+            self._items[reference] = items
+            return list(items)
+        return items
+
+    def _leaf(self, kind: int, data: bytes) -> Any:
+        if kind not in _NAMES:
+            raise RefusedValue(f"a value of the unknown kind {kind}")
+        return self._serializer.loads_typed((_NAMES[kind], data))
+
+
+def references(kind: int, content: Any) -> list[bytes]:
+    """The hashes that a stored value names; `content` is its bytes, or what they hold."""
+    if kind < LIST:
+        return []
+    held: Any = _unpack(content) if isinstance(content, bytes) else content
+    return _hashes(item for _, item in held) if kind == DICT else _hashes(held)
+
+
+def _hashes(found: Iterable[Reference]) -> list[bytes]:
+    """Hashes among references, those of nodes kept in place included."""
+    hashes: list[bytes] = []
+    for reference in found:
+        if isinstance(reference, bytes):
+            hashes.append(reference)
+        elif reference is not None and reference[0] >= LIST:
+            hashes.extend(references(int(reference[0]), reference[1]))
+    return hashes
+
+
+def _unpack(data: bytes) -> Any:
+    try:
+        return ormsgpack.unpackb(data)
+    except ormsgpack.MsgpackDecodeError as error:
+        raise RefusedValue(f"a node that cannot be read: {error}") from error

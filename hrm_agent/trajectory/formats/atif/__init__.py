@@ -1,0 +1,1 @@
+"""ATIF, the Agent Trajectory Interchange Format: written, and read back."""

@@ -1,0 +1,290 @@
+"""ATIF, the Agent Trajectory Interchange Format, version 1.8: one document a run, one document a line.
+
+A file of one run is the `trajectory.json` that other programs read. A step is one model call with its tool calls and
+their results; system and user turns are steps of their own. `prompt_token_ids` is all that the model saw, so that a
+file grows with the square of a conversation's length.
+
+Steps are read as one conversation in order. A run with several (parallel solvers, a planner and its critic, two samples
+of one request) has each of them in `subagent_trajectories`, and its own steps are the task and, for each conversation,
+a step without a model call (`llm_call_count` 0) that refers to it: in one list of steps, programs that make training
+data of ATIF would take one solver's words for what another one was told. `extra.node` names the node of a graph. What a
+conversation shares with one before it, or a fork with the run that it left, is marked `is_copied_context`.
+
+ATIF has no field for rewards, status, task and masks: `extra.reward` and `extra.rewards` are there for every reader,
+and `extra.hrm_agent` holds what makes the file a trajectory again: identities, links, sampling, outcomes of tools.
+Messages that cannot be proved (see `Messages`) have no step, and `notes` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+
+from hrm_agent import __version__
+from hrm_agent.trajectory.forest import path_to, path_tokens
+from hrm_agent.trajectory.formats.atif.parts import ATIF_VERSION, OURS, call_record, parts_of
+from hrm_agent.trajectory.formats.shared.lines import Line, lines
+from hrm_agent.trajectory.formats.shared.messages import RequestHints
+from hrm_agent.trajectory.formats.shared.reported import ReportedUsage, tool_definitions, usage_of
+from hrm_agent.trajectory.formats.shared.rows import Row, RowMaker, Skipped, incomplete
+from hrm_agent.trajectory.schema import Call, LogprobKind, ToolCall, Trajectory
+from hrm_agent.trajectory.words import REASONING, thoughts_of
+
+__all__ = ["atif_rows"]
+
+
+def atif_rows(known: RequestHints) -> RowMaker:
+    """One document a trajectory."""
+
+    def rows(trajectory: Trajectory) -> Iterator[Row | Skipped]:
+        gap = incomplete(trajectory)
+        if gap is None and not trajectory.calls:
+            gap = Skipped("the policy was never asked")
+        yield gap or _Document(trajectory, known).row()
+
+    return rows
+
+
+@dataclass
+class _Document:
+    """One run on its way into ATIF: what has been told already is told again as copied context only."""
+
+    trajectory: Trajectory
+    known: RequestHints
+    told: set[str] = field(default_factory=set[str])
+    """Ids of calls that have a step."""
+    results: dict[str, list[ToolCall]] = field(default_factory=dict[str, list[ToolCall]])
+    """By the model's id of a tool call, the records that have no place yet."""
+
+    def row(self) -> Row:
+        for record in self.trajectory.tool_calls:
+            self.results.setdefault(record.tool_call_id, []).append(record)
+        found = lines(self.trajectory, self.known)
+        conversations = [self._conversation(line) for line in found]
+        if len(found) == 1:
+            steps, tools, inner = conversations[0], found[0].tools, None
+        else:
+            inner = [
+                self._subagent(i, line, steps) for i, (line, steps) in enumerate(zip(found, conversations, strict=True))
+            ]
+            steps, tools = self._dispatch(found, inner), ()
+        return _filled(
+            {
+                "schema_version": ATIF_VERSION,
+                "session_id": self.trajectory.thread_id,
+                "trajectory_id": self.trajectory.id,
+                "agent": self._agent(tools),
+                "steps": _numbered(steps),
+                "notes": _notes(found) or None,
+                "final_metrics": _totals(self.trajectory, len(steps)),
+                "extra": self._extra(),
+                "subagent_trajectories": inner,
+            }
+        )
+
+    def _agent(self, tools: tuple[dict[str, Any], ...], node: str = "") -> Row:
+        return _filled(
+            {
+                "name": node or "hrm-agent",
+                "version": __version__,
+                "model_name": self.trajectory.policy,
+                "tool_definitions": tool_definitions(tools) or None,
+                "extra": {"graph": self.trajectory.graph},
+            }
+        )
+
+    def _subagent(self, index: int, line: Line, steps: list[Row]) -> Row:
+        return {
+            "schema_version": ATIF_VERSION,
+            "session_id": self.trajectory.thread_id,
+            "trajectory_id": f"{self.trajectory.id}/{index}",
+            "agent": self._agent(line.tools, line.calls[-1].identity.node),
+            "steps": _numbered(steps),
+        }
+
+    def _dispatch(self, found: list[Line], inner: list[Row]) -> list[Row]:
+        """The steps of a run of several conversations: its task, and a reference to each."""
+        steps: list[Row] = [{"source": "user", "message": self.trajectory.task.prompt}]
+        for line, subagent in zip(found, inner, strict=True):
+            reference = {"trajectory_id": subagent["trajectory_id"], "session_id": self.trajectory.thread_id}
+            steps.append(
+                {
+                    "source": "agent",
+                    "timestamp": _moment(line.calls[0].started_at),
+                    "message": "",
+                    "llm_call_count": 0,
+                    "observation": {"results": [{"subagent_trajectory_ref": [reference]}]},
+                    "extra": {"node": line.calls[-1].identity.node},
+                }
+            )
+        return steps
+
+    def _extra(self) -> Row:
+        run = self.trajectory
+        return _filled(
+            {
+                "reward": run.rewards.get("correct"),
+                "rewards": run.rewards or None,
+                "status": run.status.value,
+                OURS: {
+                    "trajectory": run.model_dump(mode="json", exclude={"calls", "tool_calls", "rewards"}),
+                    "tool_calls": [self._record(one) for left in self.results.values() for one in left],
+                },
+            }
+        )
+
+    def _conversation(self, line: Line) -> list[Row]:
+        """The steps of one conversation, without their numbers."""
+        steps: list[Row] = []
+        for message, call in line.messages:
+            match message:
+                case ToolMessage() if steps and steps[-1]["source"] == "agent":
+                    self._add_result(steps[-1], message)
+                case AIMessage():
+                    self._add_recorded(steps)
+                    steps.append(self._answer(message, call))
+                case SystemMessage():
+                    steps.append({"source": "system", "message": parts_of(message)})
+                case _:
+                    steps.append(_said(message))
+        self._add_recorded(steps)
+        return steps
+
+    def _answer(self, message: AIMessage, call: Call | None) -> Row:
+        step: Row = {
+            "source": "agent",
+            "message": parts_of(message),
+            REASONING: thoughts_of(vars(message)) or None,
+            "tool_calls": _asked(message) or None,
+        }
+        if call is None:
+            return _filled({**step, "llm_call_count": None, "is_copied_context": True})
+        inherited = call.identity.thread_id != self.trajectory.thread_id
+        extra: Row = {"node": call.identity.node, "call_id": call.id}
+        shown: Row = {
+            **step,
+            "timestamp": _moment(call.started_at),
+            "model_name": call.model,
+            "llm_call_count": 1,
+            "is_copied_context": True if inherited or call.id in self.told else None,
+            "extra": extra,
+        }
+        if call.id not in self.told:
+            self.told.add(call.id)
+            index = next(i for i, one in enumerate(self.trajectory.calls) if one.id == call.id)
+            shown["metrics"] = _metrics(call, self.trajectory)
+            extra[OURS] = {"index": index, "request": call.request is not None, "call": call_record(call, shown)}
+        return _filled(shown)
+
+    def _add_result(self, step: Row, message: ToolMessage) -> None:
+        """What the model was shown, and, where it is that of a call on record, how that ended."""
+        content = parts_of(message)
+        named = next((c for c in step.get("tool_calls", ()) if c["tool_call_id"] == message.tool_call_id), None)
+        records = self.results.get(message.tool_call_id, [])
+        record = next((one for one in records if _is_of(one, named) and one.content == message.text), None)
+        self._add(step, message.tool_call_id if named else None, content, record)
+
+    def _add_recorded(self, steps: list[Row]) -> None:
+        """The results that no message of the conversation shows: of its last answer, or where it is not proved."""
+        if not steps or steps[-1]["source"] != "agent" or "observation" in steps[-1]:
+            return
+        for named in steps[-1].get("tool_calls", ()):
+            records = self.results.get(named["tool_call_id"], [])
+            if (record := next((one for one in records if _is_of(one, named)), None)) is not None:
+                self._add(steps[-1], named["tool_call_id"], record.content, record)
+
+    def _add(self, step: Row, id_: str | None, content: Any, record: ToolCall | None) -> None:
+        extra: Row | None = None
+        if record is not None:
+            self.results[record.tool_call_id].remove(record)
+            status = record.status.value if record.status else None
+            extra = _filled({"status": status, OURS: self._record(record)})
+        results: list[Row] = step.setdefault("observation", {"results": []})["results"]
+        results.append(_filled({"source_call_id": id_, "content": content, "extra": extra}))
+
+    def _record(self, record: ToolCall) -> Row:
+        index = next(i for i, one in enumerate(self.trajectory.tool_calls) if one.id == record.id)
+        return {"index": index, "tool_call": record.model_dump(mode="json", exclude_defaults=True)}
+
+
+def _said(message: BaseMessage) -> Row:
+    """A turn of neither the system nor the model. ATIF knows three sources: a role of one's own is named in `extra`."""
+    step: Row = {"source": "user", "message": parts_of(message)}
+    return step if isinstance(message, HumanMessage) else {**step, "extra": {"role": message.type}}
+
+
+def _asked(message: AIMessage) -> list[Row]:
+    return [
+        {"tool_call_id": call["id"] or f"call_{i}", "function_name": call["name"], "arguments": call["args"]}
+        for i, call in enumerate(message.tool_calls)
+    ]
+
+
+def _is_of(record: ToolCall, named: Mapping[str, Any] | None) -> bool:
+    """True for a record of the call as the model made it; of one that could not be decoded there is only the id."""
+    return named is None or (record.name, record.arguments) == (named["function_name"], named["arguments"])
+
+
+def _metrics(call: Call, trajectory: Trajectory) -> Row | None:
+    usage, seen = _usage(call, trajectory), list(_seen(call, trajectory))
+    shown: Row = asdict(usage)
+    if call.token_ids:
+        split = len(call.mask) - call.sampled_tokens
+        shown |= {"prompt_token_ids": seen, "completion_token_ids": list(call.token_ids[split:])}
+        if call.logprob_kind is not LogprobKind.NONE or any(call.logprobs):
+            shown["logprobs"] = list(call.logprobs[split:])
+    return _filled(shown) or None
+
+
+def _usage(call: Call, trajectory: Trajectory) -> ReportedUsage:
+    """As reported, but for the tokens that are on record: those are counted."""
+    usage = usage_of(call)
+    if not call.token_ids:
+        return usage
+    return replace(usage, prompt_tokens=len(_seen(call, trajectory)), completion_tokens=call.sampled_tokens)
+
+
+def _seen(call: Call, trajectory: Trajectory) -> tuple[int, ...]:
+    """The prompt's tokens: everything before those that the policy sampled."""
+    before = path_tokens(path_to(trajectory.calls, call.id)[:-1])
+    return (*before, *call.token_ids[: len(call.mask) - call.sampled_tokens])
+
+
+def _totals(trajectory: Trajectory, steps: int) -> Row:
+    """Sums over this run's own calls. One that is not known of all of them would be too small, and is left out."""
+    found = [asdict(_usage(call, trajectory)) for call in trajectory.own_calls]
+    totals: Row = {"total_steps": steps}
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
+        values = [one[name] for one in found]
+        totals[f"total_{name}"] = None if None in values or not values else sum(values)
+    return _filled(totals)
+
+
+def _notes(found: list[Line]) -> str:
+    notes: list[str] = []
+    if len(found) > 1:
+        notes.append(f"The run had {len(found)} conversations; final_metrics counts the model calls of all of them.")
+    if unproved := sum(not line.proved for line in found):
+        notes.append(f"Of {unproved} conversations the messages that were sent are not on record: answers stand alone.")
+    return " ".join(notes)
+
+
+def _moment(seconds: float) -> str | None:
+    """ISO 8601; None for a time that has no such form."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _numbered(steps: list[Row]) -> list[Row]:
+    return [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
+
+
+def _filled(row: Row) -> Row:
+    """`row` without what is None, which in ATIF is said by leaving it out."""
+    return {name: value for name, value in row.items() if value is not None}

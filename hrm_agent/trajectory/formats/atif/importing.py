@@ -1,0 +1,214 @@
+"""ATIF documents in: those that were written here as the trajectories they were, those of other agents as runs.
+
+A document of ours carries in `extra.hrm_agent` what ATIF has no field for. Its tokens, masks and log-probs come from
+the metrics of its steps and its texts from the steps, so that who edits a step edits what is read back.
+
+A document of another agent has one model call for each step of the agent, and the steps before it, in order, are taken
+for what the model was sent. Its subagents are conversations of the same run. Steps that were copied from elsewhere are
+context; steps without a model call give tool calls only. `extra.reward` and `extra.rewards` are rewards where they are
+numbers from 0 to 1; everything else that a document says of itself is kept in `task.metadata`. Files that a document
+refers to are not opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+
+from hrm_agent.errors import StoreVersionError
+from hrm_agent.trajectory.formats.atif.own import is_own, own_trajectory
+from hrm_agent.trajectory.formats.atif.parts import blocks_of
+from hrm_agent.trajectory.formats.atif_schema import NEWEST, AtifDocument, AtifPart, AtifResult, AtifStep, AtifToolUse
+from hrm_agent.trajectory.formats.shared.json_documents import documents, refused, valid
+from hrm_agent.trajectory.formats.shared.message_runs import NO_PROMPT_TOKENS, ForeignRun, Tokens, in_range
+from hrm_agent.trajectory.formats.shared.reported import ReportedUsage, usage_parts
+from hrm_agent.trajectory.formats.shared.rows import Row
+from hrm_agent.trajectory.formats.shared.token_runs import Origin
+from hrm_agent.trajectory.ids import content_hash
+from hrm_agent.trajectory.schema import RunStatus, StopReason, TaskRef, ToolStatus, Trajectory
+from hrm_agent.trajectory.words import REASONING
+
+__all__ = ["read_atif"]
+
+_MOST_NESTED = 8
+"""Most levels of subagents within subagents."""
+
+
+def read_atif(path: Path, origin: Origin) -> Iterator[Trajectory]:
+    """The trajectories of a file of one document, or of one a line."""
+    for place, row in documents(path):
+        _refuse_newer(row, place)
+        document = valid(AtifDocument, row, place)
+        yield own_trajectory(document, place) if is_own(document) else _foreign(document, row, place, origin)
+
+
+def _refuse_newer(row: Row, place: str) -> None:
+    version = row.get("schema_version")
+    minor = version.removeprefix("ATIF-v1.") if isinstance(version, str) else ""
+    if minor.isascii() and minor.isdigit() and len(minor) < 4 and int(minor) > NEWEST:
+        raise StoreVersionError(
+            f"{place} is of {version}; this program reads ATIF up to v1.{NEWEST}.",
+            "Update with `pip install --upgrade hrm-agent`.",
+        )
+
+
+def _foreign(document: AtifDocument, row: Row, place: str, origin: Origin) -> Trajectory:
+    moments = [moment for step in document.steps if (moment := step.seconds) is not None]
+    model = document.agent.model_name or next((step.model_name for step in document.steps if step.model_name), None)
+    began, ended = (min(moments), max(moments)) if moments else (0.0, 0.0)
+    run = ForeignRun.of(content_hash("atif", row), origin, place, model, began, ended)
+    _tell(run, document, place)
+    prompt = next((_text(step.message) for step in document.steps if step.source == "user"), "")
+    task = content_hash("atif", prompt)
+    answers = [_text(step.message) for step in document.steps if step.source == "agent" and step.message]
+    went_on = document.continued_trajectory_ref is not None
+    return run.finish(
+        task=TaskRef(id=task, family="atif", prompt=prompt, metadata=_metadata(document)),
+        group_id=task,
+        status=RunStatus.TRUNCATED if went_on else RunStatus.COMPLETED,
+        stop_reason=StopReason.MAX_TOKENS if went_on else StopReason.ANSWER,
+        answer=answers[-1] if answers else None,
+        rewards=_rewards(document.extra or {}),
+    )
+
+
+def _metadata(document: AtifDocument) -> Row:
+    """What a document says of itself besides its steps. `reward` of it is no number from 0 to 1, where it is here."""
+    told = document.model_dump(mode="json", exclude={"steps", "subagent_trajectories"}, exclude_none=True)
+    return {"atif": told}
+
+
+def _rewards(extra: Row) -> dict[str, float]:
+    named = extra.get("rewards")
+    rewards = {
+        str(name): float(value)
+        for name, value in (cast("Row", named) if isinstance(named, dict) else {}).items()
+        if in_range(value)
+    }
+    return rewards | ({"correct": float(extra["reward"])} if in_range(extra.get("reward")) else {})
+
+
+def _tell(run: ForeignRun, document: AtifDocument, place: str, at: str = "", level: int = 0) -> None:
+    """The conversation of a document, then those of its subagents."""
+    if level > _MOST_NESTED:
+        refused(place, at, f"subagents are nested more than {_MOST_NESTED} levels deep")
+    run.begin()
+    node = "" if level == 0 else document.agent.name
+    for index, step in enumerate(document.steps):
+        _add(run, step, document, node, content_hash(at, index)[:16])
+    for index, inner in enumerate(document.subagent_trajectories or ()):
+        _tell(run, inner, place, f"{at}subagent_trajectories[{index}].", level + 1)
+
+
+def _add(run: ForeignRun, step: AtifStep, document: AtifDocument, node: str, task: str) -> None:
+    """The step, its tool calls as those of a LangGraph task named `task`."""
+    content: Any = blocks_of(_dumped(step.message))
+    if step.source != "agent":
+        run.say(SystemMessage(content) if step.source == "system" else HumanMessage(content))
+        return
+    message = _message(step, content)
+    moment = step.seconds if step.seconds is not None else _last_moment(run)
+    if step.is_copied_context or step.llm_call_count == 0:
+        run.say(message)
+    else:
+        named = step.model_name or document.agent.model_name
+        run.answer(
+            message,
+            tools=document.agent.tool_definitions or (),
+            tokens=_tokens(step),
+            node=node,
+            untrainable=_why_without(step),
+            **({} if named in (None, run.assembly.model) else {"model": named}),
+            started_at=moment,
+            ended_at=moment,
+        )
+    _add_results(run, step, node, moment, task)
+
+
+def _message(step: AtifStep, content: Any) -> AIMessage:
+    metrics = step.metrics
+    usage = ReportedUsage(
+        *(() if metrics is None else (metrics.prompt_tokens, metrics.completion_tokens, metrics.cached_tokens)),
+        cost_usd=metrics.cost_usd if metrics else None,
+    )
+    thought = {REASONING: step.reasoning_content} if step.reasoning_content else {}
+    asked = [
+        {"type": "tool_call", "id": call.tool_call_id, "name": call.function_name, "args": call.arguments}
+        for call in step.tool_calls or ()
+    ]
+    return AIMessage(content, tool_calls=asked, additional_kwargs=thought, **usage_parts(usage))
+
+
+def _tokens(step: AtifStep) -> Tokens | None:
+    """The exact tokens, where the step has those of one call, prompt and answer."""
+    metrics = step.metrics
+    if metrics is None or not metrics.prompt_token_ids or not metrics.completion_token_ids or _several(step):
+        return None
+    return Tokens(metrics.prompt_token_ids, metrics.completion_token_ids, metrics.logprobs)
+
+
+def _why_without(step: AtifStep) -> str | None:
+    if _several(step):
+        return "the step stands for several model calls"
+    return NO_PROMPT_TOKENS if step.metrics and step.metrics.completion_token_ids else None
+
+
+def _several(step: AtifStep) -> bool:
+    return step.llm_call_count is not None and step.llm_call_count > 1
+
+
+def _add_results(run: ForeignRun, step: AtifStep, node: str, moment: float, task: str) -> None:
+    """Results of tool calls are tool messages; of anything else, what the agent is told next."""
+    asked = {call.tool_call_id: call for call in step.tool_calls or ()}
+    for result in step.observation.results if step.observation else ():
+        text = _text(result.content) if result.content is not None else ""
+        call = asked.pop(result.source_call_id or "", None)
+        if call is not None:
+            _add_tool_result(run, call, result, text, node=node, moment=moment, task=task)
+            continue
+        if text:
+            run.say(HumanMessage(text))
+
+
+def _add_tool_result(
+    run: ForeignRun, call: AtifToolUse, result: AtifResult, text: str, *, node: str, moment: float, task: str
+) -> None:
+    run.say(ToolMessage(text, name=call.function_name, tool_call_id=call.tool_call_id))
+    run.tool_result(
+        call.tool_call_id,
+        call.function_name,
+        call.arguments,
+        status=_status(result.extra or {}),
+        content=text,
+        task=task,
+        node=node,
+        started_at=moment,
+        ended_at=moment,
+    )
+
+
+def _status(extra: Row) -> ToolStatus:
+    """ATIF does not tell how a call ended: `ok`, unless the result's `extra` has a word for something else."""
+    told = extra.get("status")
+    if isinstance(told, str) and told in {status.value for status in ToolStatus}:
+        return ToolStatus(told)
+    return ToolStatus.ERROR if extra.get("is_error") is True or extra.get("error") else ToolStatus.OK
+
+
+def _last_moment(run: ForeignRun) -> float:
+    calls = run.assembly.calls
+    return calls[-1].ended_at if calls else run.assembly.started_at
+
+
+def _dumped(message: str | Sequence[AtifPart]) -> Any:
+    return message if isinstance(message, str) else [part.model_dump() for part in message]
+
+
+def _text(message: str | Sequence[AtifPart]) -> str:
+    """The text of a message. Other parts are named in their place."""
+    if isinstance(message, str):
+        return message
+    return "\n".join(part.text if part.text is not None else f"[{part.type}]" for part in message)

@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of a run: as a file, and as attributes."""

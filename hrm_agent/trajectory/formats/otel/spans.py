@@ -1,0 +1,178 @@
+"""A trajectory as spans of OpenTelemetry, by its conventions for generative AI. Needs none of its packages.
+
+The record is the source: times are those on record, and ids are made from the run's thread, its start and its calls, so
+that a run that is exported twice has the same ids. One trajectory is one trace. Its root is `invoke_agent GRAPH`, one
+for each turn of a conversation; below it stands a span for each task of the graph, by its node, nested as subgraphs
+are; and in that the model calls (`chat MODEL`) and tool calls (`execute_tool NAME`) that the task made. What a fork
+inherited is in the trace of the run that it left.
+
+A task's span reaches from the start of its first call to the end of its last: a record has no other times of it. The
+root has no token counts, which viewers would add to those of its calls.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from hrm_agent.langgraph_format import namespace_parts
+from hrm_agent.trajectory.formats.otel.attributes import (
+    OURS,
+    Attributes,
+    call_attributes,
+    call_content,
+    requested_model,
+    root_attributes,
+    tool_attributes,
+    turn_content,
+)
+from hrm_agent.trajectory.formats.shared.messages import RequestHints
+from hrm_agent.trajectory.ids import content_hash
+from hrm_agent.trajectory.judgements import Overlay
+from hrm_agent.trajectory.schema import Call, RunStatus, ToolCall, ToolStatus, Trajectory, TurnEnd
+
+__all__ = ["TraceSpan", "spans_of", "trace_id_of"]
+
+
+@dataclass(slots=True)
+class TraceSpan:
+    """One span, before it has the form of a library or a file."""
+
+    trace_id: str
+    """32 hex digits, the same for all spans of a trajectory."""
+    span_id: str
+    """16 hex digits."""
+    parent_id: str | None
+    """`span_id` of the span around it; None for a root."""
+    name: str
+    """Operation and what it was done with, as `chat MODEL`; of a graph's task its node."""
+    started_at: float
+    """Unix time in seconds."""
+    ended_at: float
+    """Unix time in seconds, no earlier than `started_at`."""
+    is_client: bool = False
+    """It asked a program elsewhere: a provider's model."""
+    attributes: Attributes = field(default_factory=dict[str, str | bool | int | float | list[str]])
+    """By the names of the conventions, and `hrm_agent.*` for what those have no name for."""
+    error: str | None = None
+    """Why it counts as failed; None if it does not."""
+
+
+def trace_id_of(trajectory: Trajectory) -> str:
+    """The start is part of it: runs in several stores may have threads of one name."""
+    return content_hash("trace", trajectory.thread_id, trajectory.started_at)
+
+
+def spans_of(
+    trajectory: Trajectory,
+    *,
+    overlay: Overlay | None = None,
+    content: RequestHints | None = None,
+    newest_turn: bool = False,
+) -> list[TraceSpan]:
+    """The spans of a trajectory that has ended, roots first.
+
+    `overlay`: what a training made of it. `content`: put messages, arguments and results into the spans, with these
+    hints where a record does not have them. `newest_turn`: only what the conversation's last turn added.
+    """
+    trace = _Trace(trajectory, content)
+    roots = [trace.root(turn, overlay) for turn in range(len(trajectory.turns) + 1)]
+    calls = [*map(trace.call, trajectory.own_calls), *map(trace.tool_call, trajectory.own_tool_calls)]
+    spans = [*roots, *trace.tasks.values(), *calls]
+    if not newest_turn:
+        return spans
+    return [span for span in spans if trace.root_of[span.span_id] == roots[-1].span_id]
+
+
+class _Trace:
+    """The spans of one trajectory while they are made."""
+
+    def __init__(self, trajectory: Trajectory, content: RequestHints | None) -> None:
+        self._run, self._content = trajectory, content
+        self._id = trace_id_of(trajectory)
+        self._starts = [trajectory.started_at, *(turn.started_at for turn in trajectory.turns)]
+        self._ends = self._turn_ends()
+        self.tasks: dict[str, TraceSpan] = {}
+        """Tasks of the graph, by turn and namespace."""
+        self.root_of: dict[str, str] = {}
+        """Id of each span -> that of its root."""
+
+    def root(self, turn: int, overlay: Overlay | None) -> TraceSpan:
+        newest = turn == len(self._run.turns)
+        end = _end_of(self._run) if newest else self._run.turns[turn].before
+        span = self._span(self._root_id(turn), None, f"invoke_agent {self._run.graph}", turn)
+        span.started_at, span.ended_at = self._starts[turn], self._ends[turn]
+        span.attributes = root_attributes(self._run, turn, end, overlay if newest else None)
+        if self._content is not None:
+            span.attributes |= turn_content(self._run.prompts[turn], end.answer)
+        if end.status is RunStatus.FAILED:
+            span.error = "failed"
+            said = (end.error or "").partition(":")[0]  # "KeyError: 'x'": the rest may be of the task
+            span.attributes["error.type"] = said if said.isidentifier() else "_OTHER"
+        return span
+
+    def call(self, call: Call) -> TraceSpan:
+        span = self._within_task(call, call.started_at, call.ended_at, f"chat {requested_model(call)}")
+        span.is_client = call.sampling is None
+        span.attributes = call_attributes(call, self._run)
+        if self._content is not None:
+            span.attributes |= call_content(call, self._run, self._content)
+        return span
+
+    def tool_call(self, call: ToolCall) -> TraceSpan:
+        started_at = call.started_at or self._run.started_at  # older records have no times
+        ended_at = call.ended_at if call.ended_at is not None else started_at + call.duration_seconds
+        span = self._within_task(call, started_at, ended_at, f"execute_tool {call.name}")
+        span.attributes = tool_attributes(call, self._run, content=self._content is not None)
+        if call.status is not ToolStatus.OK:
+            span.error = call.status.value if call.status is not None else "unfinished"
+            span.attributes["error.type"] = span.error
+        return span
+
+    def _within_task(self, call: Call | ToolCall, started_at: float, ended_at: float, name: str) -> TraceSpan:
+        ended_at = max(started_at, ended_at)
+        turn = bisect_right(self._starts, started_at, lo=1) - 1
+        parent = self._root_id(turn)
+        around = list[str]()
+        for part in namespace_parts(call.identity.checkpoint_ns):
+            around.append(f"{part.node}:{part.task_id}")
+            parent = self._task("|".join(around), part.node, part.task_id, parent, turn, started_at, ended_at)
+        span = self._span(self._span_id(call.id), parent, name, turn)
+        span.started_at, span.ended_at = started_at, ended_at
+        return span
+
+    def _task(
+        self, place: str, node: str, task_id: str, parent: str, turn: int, started_at: float, ended_at: float
+    ) -> str:
+        """The id of a task's span, which reaches at least from one time to the other."""
+        id_ = self._span_id("task", turn, place)
+        task = self.tasks.get(id_)
+        if task is None:
+            task = self.tasks[id_] = self._span(id_, parent, node, turn)
+            task.started_at, task.ended_at = started_at, ended_at
+            task.attributes = {f"{OURS}.node": node, f"{OURS}.graph_task_id": task_id}
+        task.started_at, task.ended_at = min(task.started_at, started_at), max(task.ended_at, ended_at)
+        return id_
+
+    def _span(self, span_id: str, parent_id: str | None, name: str, turn: int) -> TraceSpan:
+        self.root_of[span_id] = self._root_id(turn)
+        return TraceSpan(self._id, span_id, parent_id, name, 0.0, 0.0)
+
+    def _root_id(self, turn: int) -> str:
+        return self._span_id("turn", turn)
+
+    def _span_id(self, *names: str | int) -> str:
+        return content_hash("span", self._id, *names)[:16]
+
+    def _turn_ends(self) -> list[float]:
+        """Of a turn before the newest the record has no end: it is that of its last call."""
+        run, ends = self._run, list(self._starts)
+        for call in (*run.own_calls, *run.own_tool_calls):
+            turn = bisect_right(self._starts, call.started_at, lo=1) - 1
+            ends[turn] = max(ends[turn], call.ended_at or call.started_at)
+        ends[-1] = max(ends[-1], run.ended_at or 0.0)
+        return ends
+
+
+def _end_of(run: Trajectory) -> TurnEnd:
+    return TurnEnd(status=run.status, stop_reason=run.stop_reason, error=run.error, answer=run.answer)

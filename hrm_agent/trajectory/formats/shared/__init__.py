@@ -1,0 +1,1 @@
+"""Parts of several formats: rows, lines, archives, messages, runs of others."""

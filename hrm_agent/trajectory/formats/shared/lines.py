@@ -1,0 +1,131 @@
+"""The conversations of a run as lines: from a first message to an answer that nothing went on from.
+
+A program that knows of no graph reads messages in order. Parallel solvers, a planner and its critic, and two samples of
+one request are not one order, so each of them is a line of its own, with what it shares with another line told again.
+
+A call goes on from another one if it was sent that one's whole conversation. Where the messages are not proved (see
+`messages`), the call's own links say so: the call whose tokens it extends, or would have, had the template not broken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from hrm_agent.trajectory.formats.shared.messages import (
+    NO_TOOLS,
+    ConversationOfCall,
+    RequestHints,
+    answer_of,
+    context_hash,
+    conversation_of,
+)
+from hrm_agent.trajectory.schema import BranchReason, Call, Trajectory
+
+__all__ = ["Line", "Said", "lines"]
+
+Said = tuple[BaseMessage, Call | None]
+"""A message, and the call that gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One conversation, with the calls that answered in it."""
+
+    calls: tuple[Call, ...]
+    """From the first that is on record to the last."""
+    messages: tuple[Said, ...]
+    """The messages, each answer with its call; None for an answer that no recorded call gave."""
+    proved: bool
+    """These are all messages that the last call saw. Else answers stand here without what was said between them."""
+    tools: tuple[dict[str, Any], ...]
+    """Offered to the last call, as the model was given them; empty where they are not known."""
+
+
+def lines(trajectory: Trajectory, known: RequestHints) -> list[Line]:
+    """The lines, in the order in which their last calls were finished. Every call is in one of them at least."""
+    found = {call.id: _found(call, trajectory, known) for call in trajectory.calls}
+    before = _before(trajectory, found)
+    continued = {call.id for call in before.values()}
+    return [_line(call, before, found) for call in trajectory.calls if call.id not in continued]
+
+
+def _found(call: Call, trajectory: Trajectory, known: RequestHints) -> ConversationOfCall | None:
+    """The proved conversation. Without the tools it is still that, since messages are hashed apart from them."""
+    found = conversation_of(call, trajectory, known)
+    if found == NO_TOOLS:
+        found = conversation_of(call.model_copy(update={"tools_hash": ""}), trajectory, known)
+    return found if isinstance(found, ConversationOfCall) else None
+
+
+def _before(trajectory: Trajectory, found: dict[str, ConversationOfCall | None]) -> dict[str, Call]:
+    """Id of a call -> the earlier one that it goes on from."""
+    by_hash: defaultdict[str, list[Call]] = defaultdict(list)
+    by_id: dict[str, Call] = {}
+    before: dict[str, Call] = {}
+    taken: set[str] = set()
+    for call in trajectory.calls:
+        proved = found[call.id]
+        fits = _linked(call, by_id) if proved is None else _said_before(call, proved, by_hash)
+        if fits:
+            before[call.id] = next((one for one in fits if one.id not in taken), fits[0])
+            taken.add(before[call.id].id)
+        by_id[call.id] = call
+        if call.context_hash:
+            by_hash[call.context_hash].append(call)
+    return before
+
+
+def _linked(call: Call, by_id: dict[str, Call]) -> list[Call]:
+    rewritten = call.branch_reason is BranchReason.REWRITTEN
+    earlier = by_id.get(call.parent or ("" if rewritten else call.branch_of) or "")
+    return [] if earlier is None else [earlier]
+
+
+def _said_before(call: Call, proved: ConversationOfCall, by_hash: dict[str, list[Call]]) -> list[Call]:
+    """The calls whose conversation is the longest beginning of this one: the one whose tokens it extends, or the newest
+    ones first.
+    """
+    for hash_ in _beginnings(proved.messages[:-1]):
+        if fits := by_hash.get(hash_):
+            newest_first = fits[::-1]
+            return sorted(newest_first, key=lambda one: one.id != call.parent)
+    return []
+
+
+def _beginnings(messages: tuple[BaseMessage, ...]) -> Iterator[str]:
+    """Hashes of the beginnings that end in an answer, the longest first."""
+    for end in range(len(messages), 0, -1):
+        if isinstance(messages[end - 1], AIMessage):
+            yield context_hash(messages[:end])
+
+
+def _line(leaf: Call, before: dict[str, Call], found: dict[str, ConversationOfCall | None]) -> Line:
+    calls = [leaf]
+    while (earlier := before.get(calls[-1].id)) is not None:
+        calls.append(earlier)
+    calls.reverse()
+    newest = next((i for i in reversed(range(len(calls))) if found[calls[i].id] is not None), -1)
+    shown, rest = calls[: newest + 1], calls[newest + 1 :]
+    said = _said(shown, found[shown[-1].id]) if shown else None
+    proved = said is not None and not rest
+    if said is None:
+        said, rest = [], calls
+    messages = (*said, *((answer_of(call), call) for call in rest))
+    offered = found[leaf.id]
+    return Line(tuple(calls), messages, proved, offered.tools if offered else ())
+
+
+def _said(calls: list[Call], proved: ConversationOfCall | None) -> list[Said] | None:
+    """The messages, each answer with its call; None if one of the calls does not show in them."""
+    answers = {call.context_hash: call for call in calls}
+    said: list[Said] = []
+    messages = proved.messages if proved else ()
+    for i, message in enumerate(messages):
+        answered = isinstance(message, AIMessage)
+        said.append((message, answers.pop(context_hash(messages[: i + 1]), None) if answered else None))
+    return None if answers else said

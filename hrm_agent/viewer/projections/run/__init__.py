@@ -1,0 +1,1 @@
+"""Projections of a run: curves, groups, trajectories, comparisons."""

@@ -1,0 +1,149 @@
+"""Two trajectories side by side: what they share, where they part, and how their states differ."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, cast
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store import RunStore
+from hrm_agent.store.browse.state import ShownMessage, checkpoint_links, shown_channels
+from hrm_agent.viewer.json_text import cut_text, short
+from hrm_agent.viewer.projections.groups import Damaged, overlay_data
+from hrm_agent.viewer.projections.trajectory.items import item_rows
+from hrm_agent.viewer.projections.trajectory.moments import plain
+from hrm_agent.viewer.projections.trajectory.threads import Transcript, overlays_on, transcript
+from hrm_agent.viewer.projections.trajectory.trajectory import header_data
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["compare"]
+
+_MOST_ITEMS, _MOST_LINES = 400, 2_000
+"""Of each side, the first ones; lines of a difference."""
+
+
+def compare(place: Place, a: str, b: str) -> dict[str, Any]:
+    """`GET compare`."""
+    store, damaged = place.store(), Damaged()
+    left, right = transcript(place, a), transcript(place, b)
+    sides = [_rows(store, side) for side in (left, right)]
+    newest = {
+        side.header.id: overlay_data(overlays[-1]) if (overlays := overlays_on(store, side.header, damaged)) else None
+        for side in (left, right)
+    }
+    return {
+        "a": header_data(left.header),
+        "b": header_data(right.header),
+        "overlays": newest,
+        "shared": _shared(store, left, right),
+        "rows": _aligned(*sides),
+        "left_out": [max(len(side.items) - _MOST_ITEMS, 0) for side in (left, right)],
+        "states": _states(store, left.header.thread_id, right.header.thread_id, damaged),
+        "damaged": [*left.damaged.data(), *right.damaged.data(), *damaged.data()],
+    }
+
+
+def _rows(store: RunStore, side: Transcript) -> list[dict[str, Any]]:
+    return item_rows(store, side, range(min(len(side.items), _MOST_ITEMS)))
+
+
+def _shared(store: RunStore, left: Transcript, right: Transcript) -> str | None:
+    """The newest checkpoint of both lines."""
+    lines = [_line(store, side.header.thread_id) for side in (left, right)]
+    known = set(lines[1])
+    return next((id_ for id_ in reversed(lines[0]) if id_ in known), None)
+
+
+def _line(store: RunStore, thread_id: str) -> list[str]:
+    """Ids of the checkpoints that lead to the newest one, oldest first."""
+    parents = {link.id: link.parent for link in checkpoint_links(store, thread_id)}
+    line: dict[str, None] = {}
+    here: str | None = max(parents, default=None)
+    while here is not None and here in parents and here not in line:
+        line[here] = None
+        here = parents[here]
+    return list(line)[::-1]
+
+
+def _aligned(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items that are the same stand side by side, and between them those of one kind."""
+    keys = [[_key(row) for row in side] for side in (a, b)]
+    found: list[dict[str, Any]] = []
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
+        pairs = zip_longest(a[i1:i2], b[j1:j2])
+        for left, right in pairs:
+            shared = left is not None and right is not None and left["id"] == right["id"]
+            found.append({"a": left, "b": right, "equal": tag == "equal", "shared": shared})
+    return found
+
+
+def _key(row: dict[str, Any]) -> str:
+    """What makes two items equal: who did what, not when."""
+    said = [row.get(name) for name in ("text", "reasoning", "code_calls", "arguments", "status", "content", "prompt")]
+    return repr([row["kind"], row["role"], row.get("name"), *map(_without_places, said)])
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        return [table.get(name) for name in ("text", "chars", "name")] + [_without_places(table.get("arguments"))]
+    return [_without_places(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+def _states(store: RunStore, a: str, b: str, damaged: Damaged) -> list[dict[str, Any]]:
+    from hrm_agent.runtime.time_travel.thread_diff import channel_changes  # LangChain's messages
+
+    states: list[dict[str, Any]] = []
+    for thread in (a, b):
+        try:
+            found = shown_channels(store, thread)
+        except StoreError as error:
+            damaged(thread, error)
+            return []
+        values = found.checkpoint["channel_values"] if found is not None else {}
+        states.append({name: _value(value) for name, value in values.items() if not _internal(name)})
+    return [
+        {
+            "channel": short(change.channel),
+            "part": change.part,
+            "lines": [line["text"] if (line := cut_text(each, "", "")) else "" for each in change.lines[:_MOST_LINES]],
+            "left_out": max(len(change.lines) - _MOST_LINES, 0),
+        }
+        for change in channel_changes(states[0], states[1])
+    ]
+
+
+def _internal(name: str) -> bool:
+    from hrm_agent.langgraph_format import is_internal
+
+    return is_internal(name)
+
+
+def _value(value: Any) -> Any:
+    """With messages as LangChain has them, so that they are compared as `hrm-agent diff` compares them."""
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    if items and all(isinstance(item, ShownMessage) for item in items):
+        return list(_messages(cast("Iterable[ShownMessage]", items)))
+    return plain(value)
+
+
+def _messages(shown: Iterable[ShownMessage]) -> Iterable[Any]:
+    from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+
+    kinds: dict[str, type[BaseMessage]] = {
+        "human": HumanMessage,
+        "ai": AIMessage,
+        "system": SystemMessage,
+        "tool": ToolMessage,
+    }
+    for message in shown:
+        made: Any = plain(message)
+        kind = kinds.get(str(message.fields.get("type")))
+        with suppress(ValueError, TypeError):
+            made = kind.model_validate(made) if kind is not None else made
+        yield made

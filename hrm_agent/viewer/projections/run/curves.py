@@ -1,0 +1,66 @@
+"""The metrics of a training run, by column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hrm_agent.viewer.projections.runs import held_out_of, is_own_run, step_base
+from hrm_agent.viewer.run_files import MetricsTail, config_of, metrics_of
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["metrics"]
+
+
+def metrics(place: Place, run: str, after: int = 0, keys: str = "") -> dict[str, Any]:
+    """`GET metrics`."""
+    folder = place.folder if is_own_run(place, run) else None
+    config, tail = config_of(folder), metrics_of(folder)
+    kind = str(config.get("command", ""))
+    held_out = held_out_of(place, place.store(), run) if folder is not None else []
+    best = max(held_out, key=lambda each: (each["value"], -each["step"]), default=None)
+    total = len(tail) if tail else 0
+    first = after if after <= total else 0
+    return {
+        "kind": kind,
+        "total": total,
+        "after": first,
+        "generation": tail.generation if tail else "",
+        "held_out": held_out,
+        "best": best,
+        "config": config,
+        **(_columns(tail, first, kind, keys) if tail else {"steps": [], "series": {}, "roles": {}, "stages": []}),
+    }
+
+
+def _columns(tail: MetricsTail, first: int, kind: str, keys: str) -> dict[str, Any]:
+    base = step_base(kind)
+    wanted = set(keys.split(",")) if keys else None
+    plain = [key for key in tail.columns if not key.startswith("roles/") and key not in ("step", "stage")]
+    roles: dict[str, dict[str, Any]] = {}
+    for key in tail.columns:
+        if key.startswith("roles/"):
+            role, _, name = key.removeprefix("roles/").rpartition("/")
+            roles.setdefault(role, {})[name] = tail.series(key, first)
+    return {
+        "steps": [step + base for step in tail.steps[first:]],
+        "series": {key: tail.series(key, first) for key in plain if wanted is None or key in wanted},
+        "roles": roles,
+        "stages": _stages(tail, base),
+        "not_finite": {
+            key: {str(tail.steps[row] + base): word for row, word in words.items() if row >= first}
+            for key, words in tail.not_finite.items()
+        },
+    }
+
+
+def _stages(tail: MetricsTail, base: int) -> list[dict[str, Any]]:
+    """Where a stage begins, if there are several."""
+    found: list[dict[str, Any]] = []
+    before: float | None = None
+    for step, stage in zip(tail.steps, tail.series("stage"), strict=True):
+        if stage is not None and stage != before:
+            found.append({"step": step + base, "name": f"stage {int(stage) + 1}"})
+            before = stage
+    return found if len(found) > 1 else []

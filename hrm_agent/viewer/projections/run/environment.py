@@ -1,0 +1,195 @@
+"""Tool calls of a run together: how they ended, how long they took, what they were refused; and a live environment."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hrm_agent.errors import StoreError
+from hrm_agent.store import RunStore
+from hrm_agent.store.values.damage import DAMAGED
+from hrm_agent.store.values.packed_records import plain_record
+from hrm_agent.trajectory import ToolCall
+from hrm_agent.viewer.json_text import short
+from hrm_agent.viewer.projections.groups import step_begun_for
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["environment", "live_figures"]
+
+_MOST_CALLS = 100_000
+"""The newest ones of a run are counted."""
+_MOST_NAMES = 200
+_ERROR = re.compile(r"(?m)^\s*([A-Za-z_][\w.]{0,80}(?:Error|Exception|Warning|Exit|Interrupt|Timeout))\b")
+_SAMPLE = re.compile(r'(\w{1,100})(?:\{(\w{1,50})="([^"\n]{0,200})"\})? ([-+.\deEinfNa]{1,40})')
+_PREFIX = "hrm_environment_"
+
+
+class ToolFacts(NamedTuple):
+    """What is counted of a tool call."""
+
+    name: str
+    """Name of the tool."""
+    status: str
+    """How it ended; `under way` before that."""
+    seconds: float
+    """From its beginning to its end."""
+    queued: float
+    """Before its beginning."""
+    isolation: str
+    """The level that its code ran under."""
+    refused: tuple[tuple[str, int], ...]
+    """System call -> how often it was refused."""
+    failure: str | None
+    """Class of the error; None for a call that went well."""
+
+
+def environment(place: Place, run: str) -> dict[str, Any]:
+    """`GET environment`. `live` is filled in by who serves, from the environment that it was given."""
+    rows = _rows(place.store(), run)
+    facts = [found for *_, found in rows]
+    by_name: dict[str, Counter[str]] = {}
+    for each in facts:
+        if each.name in by_name or len(by_name) < _MOST_NAMES:
+            by_name.setdefault(each.name, Counter())[each.status] += 1
+    ran = [each.seconds for each in facts]
+    return {
+        "live": None,
+        "recorded": {
+            "tool_calls": len(facts),
+            "complete": len(facts) < _MOST_CALLS,
+            "by_status": dict(Counter(each.status for each in facts)),
+            "by_name": by_name,
+            "percentiles": {"run": _percentiles(ran), "queue": _percentiles([each.queued for each in facts])},
+            "refused": dict(sum((Counter(dict(each.refused)) for each in facts if each.refused), Counter[str]())),
+            "errors": _errors(rows),
+            "isolation": dict(Counter(each.isolation for each in facts if each.isolation)),
+            "by_step": _by_step(run, rows),
+        },
+    }
+
+
+Rows = Sequence[tuple[str, str, str, ToolFacts]]
+"""Trajectory, its group, id of the tool call, facts."""
+
+
+def _rows(store: RunStore, run: str) -> Rows:
+    query = (
+        "SELECT t.id, t.group_id, c.id, c.record FROM tool_calls c JOIN trajectories t ON t.thread_id = c.thread_id "
+        "WHERE t.run_id = ? ORDER BY c.seq DESC LIMIT ?"
+    )
+    found: list[tuple[str, str, str, ToolFacts]] = []
+    with store.database.read() as cursor:
+        rows = cursor.execute(query, (run, _MOST_CALLS))
+        while (row := rows.fetchone()) is not None:
+            with suppress(StoreError, *DAMAGED):  # told at the trajectory
+                plain = plain_record(store.cipher.open(row[3], "tool", row[2]))
+                read = _kept if len(plain) <= 4_096 else _facts
+                found.append((str(row[0]), str(row[1]), str(row[2]), read(plain)))
+    return found[::-1]
+
+
+def _facts(plain: bytes) -> ToolFacts:
+    call = ToolCall.model_validate_json(plain)
+    failed = call.status is not None and call.status.value != "ok"
+    return ToolFacts(
+        short(call.name),
+        call.status.value if call.status else "under way",
+        call.duration_seconds,
+        call.queued_seconds,
+        short(call.isolation),
+        tuple((short(name), count) for name, count in call.refused.items()),
+        _failure(call) if failed else None,
+    )
+
+
+_kept = lru_cache(maxsize=12_000)(_facts)
+
+
+def _failure(call: ToolCall) -> str:
+    """The class that the error's last line names; else how the call ended."""
+    named = _ERROR.findall((call.stderr or call.content)[-4_000:])
+    return named[-1] if named else call.status.value if call.status else "under way"
+
+
+def _errors(rows: Rows) -> list[dict[str, Any]]:
+    """Most frequent first."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, tuple[str, str]] = {}
+    for trajectory, _, id_, facts in rows:
+        if facts.failure is not None:
+            counts[facts.failure] += 1
+            examples.setdefault(facts.failure, (trajectory, id_))
+    return [
+        {"class": name, "count": count, "example": dict(zip(("trajectory", "tool"), examples[name], strict=True))}
+        for name, count in counts.most_common(50)
+    ]
+
+
+def _by_step(run: str, rows: Rows) -> list[dict[str, int]]:
+    total: Counter[int] = Counter()
+    failed: Counter[int] = Counter()
+    for _, group, _, facts in rows:
+        step = step_begun_for(run, group)
+        if step is not None:
+            total[step] += 1
+            failed[step] += facts.failure is not None
+    return [{"step": step, "total": total[step], "failed": failed[step]} for step in sorted(total)]
+
+
+def _percentiles(values: list[float]) -> dict[str, float | None]:
+    ordered = sorted(values)
+
+    def at(share: float) -> float | None:
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+    return {"p50": at(0.5), "p95": at(0.95), "p99": at(0.99), "max": ordered[-1] if ordered else None}
+
+
+def live_figures(text: str) -> dict[str, Any]:
+    """An environment's `/metrics` as JSON. Percentiles are the upper edges of the buckets that they fall into."""
+    plain: dict[str, float] = {}
+    labelled: dict[str, dict[str, float]] = {}
+    for name, label, value, number in _SAMPLE.findall(text[:1_000_000]):
+        with suppress(ValueError):
+            if label:
+                labelled.setdefault(name.removeprefix(_PREFIX), {})[value] = float(number)
+            else:
+                plain[name.removeprefix(_PREFIX)] = float(number)
+    return {
+        "queue": plain.get("waiting"),
+        "outside": plain.get("outside"),
+        "running": plain.get("running"),
+        "slots": plain.get("slots"),
+        "slot_deaths": plain.get("slot_deaths"),
+        "sessions": plain.get("sessions_living"),
+        "sessions_known": plain.get("sessions_known"),
+        "workers": [],
+        "isolation": next(iter(labelled.get("info", {})), None),
+        "percentiles": {
+            "queue": _of_buckets(labelled.get("queue_seconds_bucket", {})),
+            "run": _of_buckets(labelled.get("wall_seconds_bucket", {})),
+        },
+        "outcomes": {name: int(count) for name, count in labelled.get("calls_total", {}).items()},
+        "attempts": {name: int(count) for name, count in labelled.get("attempts_total", {}).items()},
+        "session_states": {name: int(count) for name, count in labelled.get("session_calls_total", {}).items()},
+        "refused": {name: int(count) for name, count in labelled.get("refused_total", {}).items()},
+        "retries": plain.get("retries_total"),
+        "cancelled": plain.get("cancelled_total"),
+    }
+
+
+def _of_buckets(buckets: dict[str, float]) -> dict[str, float | None]:
+    edges = sorted((float(edge.replace("+Inf", "inf")), count) for edge, count in buckets.items())
+    total = edges[-1][1] if edges else 0.0
+
+    def at(share: float) -> float | None:
+        edge = next((edge for edge, count in edges if total and count >= share * total), None)
+        return edge if edge is not None and edge < float("inf") else None
+
+    return {"p50": at(0.5), "p95": at(0.95), "p99": at(0.99)}

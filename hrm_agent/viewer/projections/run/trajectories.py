@@ -1,0 +1,154 @@
+"""The trajectories of a run as a long, compact list.
+
+Finds trajectories by id, by the text of their task, and by their answer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.store.browse.lists import headers_page, overlays_of, uses_of_threads
+from hrm_agent.store.database.cursors import placeholders
+from hrm_agent.trajectory import RunStatus, Trajectory, Verdict
+from hrm_agent.viewer.json_text import foreign, short
+from hrm_agent.viewer.projections.groups import Damaged, step_begun_for
+
+if TYPE_CHECKING:
+    from hrm_agent.store import RunStore
+    from hrm_agent.trajectory import Overlay
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["COLUMNS", "search", "trajectories"]
+
+COLUMNS = (
+    "seq",
+    "trajectory",
+    "thread",
+    "group",
+    "step",
+    "task",
+    "status",
+    "stop_reason",
+    "reward",
+    "verdict",
+    "advantage",
+    "tokens",
+    "tool_calls",
+    "started_at",
+)
+
+
+def trajectories(
+    place: Place, run: str, after: int = 0, limit: int = 2_000, status: str = "", verdict: str = "", step: int = 0
+) -> dict[str, Any]:
+    """`GET trajectories`: those that the run made, and those of others that it judged."""
+    store, damaged = place.store(), Damaged()
+    _known(status, [each.value for each in RunStatus], "status")
+    _known(verdict, [each.value for each in Verdict], "verdict")
+    judged = "SELECT trajectory_id FROM overlays WHERE run_id = ?"
+    where, values = f"(run_id = ? OR id IN ({judged}))", list[Any]([run, run])
+    if status:
+        where, values = f"{where} AND status = ?", [*values, status]
+    if step:
+        where, values = f"{where} AND id IN ({judged} AND step = ?)", [*values, run, step - 1]
+    with store.database.read() as cursor:
+        total = int(cursor.execute(f"SELECT count(*) FROM trajectories WHERE {where}", values).fetchone()[0])
+    found = headers_page(store, f"{where} AND seq > ?", [*values, after], damaged, limit=limit)
+    headers = [each.header for each in found]
+    overlays = overlays_of(store, run, damaged, ids=[each.id for each in headers])
+    uses = uses_of_threads(store, [each.thread_id for each in headers])
+    tools = _tool_calls(store, [each.thread_id for each in headers])
+    rows = [
+        _row(seq, each, overlays.get(each.id), uses.get(each.thread_id), tools.get(each.thread_id, 0))
+        for seq, each in found
+        if not verdict or (each.id in overlays and overlays[each.id].verdict.value == verdict)
+    ]
+    read = len(found) + len(damaged.rows)
+    return {
+        "columns": COLUMNS,
+        "rows": rows,
+        "next": found[-1].seq if found and read >= limit else None,
+        "total": total,
+        "damaged": damaged.data(),
+    }
+
+
+def _known(value: str, known: list[str], name: str) -> None:
+    if value and value not in known:
+        raise ConfigError(f"There is no {name} {value[:80]!r}.", f"Known: {', '.join(known)}.")
+
+
+def _row(seq: int, header: Trajectory, overlay: Overlay | None, use: Any, tool_calls: int) -> list[Any]:
+    step = overlay.step + 1 if overlay else step_begun_for(header.run_id, header.group_id)
+    return [
+        seq,
+        header.id,
+        header.thread_id,
+        header.group_id,
+        step,
+        short(f"{header.task.family} {header.task.id}"),
+        header.status.value,
+        header.stop_reason.value if header.stop_reason else None,
+        foreign(overlay.reward if overlay else header.reward if header.rewards else None),
+        overlay.verdict.value if overlay else None,
+        foreign(overlay.advantage) if overlay else None,
+        use.output_tokens if use else None,
+        tool_calls,
+        foreign(header.started_at),
+    ]
+
+
+def _tool_calls(store: RunStore, threads: list[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with store.database.read() as cursor:
+        for start in range(0, len(threads), 500):
+            some = threads[start : start + 500]
+            query = f"SELECT thread_id, count(*) FROM tool_calls WHERE thread_id IN ({placeholders(len(some))}) "
+            found |= dict(cursor.execute(query + "GROUP BY thread_id", some).fetchall())
+    return found
+
+
+_PAGE, _SECONDS = 500, 3.0
+_BEFORE, _AFTER = 60, 140
+"""Characters of a text that are shown around a hit."""
+
+
+def search(place: Place, q: str, run: str = "", limit: int = 50) -> dict[str, Any]:
+    """`GET search`: `complete` is false where it ended before all were looked at."""
+    wanted, store, damaged = q.casefold(), place.store(), Damaged()
+    rows: list[dict[str, Any]] = []
+    after, ends, complete = 0, time.monotonic() + _SECONDS, True
+    while wanted.strip():
+        where, values = ("seq > ?", [after]) if not run else ("seq > ? AND run_id = ?", [after, run])
+        found = headers_page(store, where, values, damaged, limit=_PAGE)
+        for _, header in found:
+            if (hit := _hit(header, wanted)) is not None and len(rows) < limit:
+                rows.append(hit)
+        if len(found) + len(damaged.rows) < _PAGE or not found:
+            break
+        after = found[-1].seq
+        if len(rows) >= limit or time.monotonic() > ends:
+            complete = False
+            break
+    return {"rows": rows, "complete": complete, "damaged": damaged.data()}
+
+
+def _hit(header: Trajectory, wanted: str) -> dict[str, Any] | None:
+    """Where a trajectory has the text first."""
+    texts = {
+        "id": header.id,
+        "thread": header.thread_id,
+        "group": header.group_id,
+        "task": header.task.id,
+        "prompt": header.task.prompt,
+        "answer": header.answer or "",
+        "error": header.error or "",
+    }
+    for where, text in texts.items():
+        at = text.casefold().find(wanted)
+        if at >= 0:
+            snippet = text[max(at - _BEFORE, 0) : at + _AFTER]
+            return {"trajectory": header.id, "run": header.run_id, "where": where, "snippet": short(snippet)}
+    return None

@@ -1,0 +1,1 @@
+"""Projections of one trajectory: items, tokens, moments, its graph and threads."""

@@ -1,0 +1,179 @@
+"""What an answer cites: each citation held against the text that it names, as the state has it.
+
+A store may say anything. Spans that lie outside of the text, sources that are not there and quotes that stand elsewhere
+are shown as what they are: not verified.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from hrm_agent.answers.final_answer import own_text
+from hrm_agent.retrieval.citations.quotes import CITATION_LIST
+from hrm_agent.store.browse.state import Written, shown_channels
+from hrm_agent.viewer.json_text import NotThere, cut_text, foreign, short
+from hrm_agent.viewer.projections.trajectory.moments import plain
+from hrm_agent.viewer.projections.trajectory.threads import header_of
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["citations", "source", "sources_of"]
+
+_AROUND = 1_500
+"""Characters of a text that are shown on either side of a span."""
+_LONGEST_SPAN = 20_000
+_MOST = 500
+"""Citations, and sources."""
+_MARK = re.compile(r"\[(\d{1,4})\]")
+_LIST = f"{CITATION_LIST}[1] "
+_MOST_PARTS = 2_000
+
+Table = dict[str, Any]
+
+
+def citations(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query value's name
+    """`GET citations`."""
+    header = header_of(place, id)
+    values = _values(place, header.thread_id)
+    cited, sources = _citations(values), _sources(values)
+    answer = header.answer or ""
+    shown = answer.rpartition(_LIST)[0] if cited and _LIST in answer else answer
+    item = f"trajectory:{header.id}"
+    names = {str(each.get("source")) for each in cited}
+    return {
+        "answer": cut_text(header.answer, item, "answer"),
+        "parts": _parts(own_text(shown), len(cited)),
+        "citations": [_citation(number, each, sources) for number, each in enumerate(cited, start=1)],
+        "sources": [
+            {
+                "id": name,
+                "title": short(_title(source, name)),
+                "url": _url(source.get("url")),
+                "chars": len(_text(source)),
+                "cited": name in names,
+            }
+            for name, source in sources.items()
+        ],
+    }
+
+
+def source(place: Place, id: str, source: str, start: int = 0, end: int = 0) -> dict[str, Any]:  # noqa: A002
+    """`GET source`: a span of a source in the text around it."""
+    found = sources_of(place, id).get(source)
+    if found is None:
+        raise NotThere(f"The state has no source {source[:80]!r}.", "It was forgotten, or never there.")
+    text = _text(found)
+    start = min(start, len(text))
+    end = min(max(end, start), len(text), start + _LONGEST_SPAN)
+    return {
+        "title": short(_title(found, source)),
+        "url": _url(found.get("url")),
+        "before": text[max(start - _AROUND, 0) : start],
+        "span": text[start:end],
+        "after": text[end : end + _AROUND],
+        "start": start,
+        "end": end,
+        "chars": len(text),
+        "text": cut_text(text, f"source:{id}:{source}", "text"),
+    }
+
+
+def sources_of(place: Place, id_: str) -> dict[str, Table]:
+    """The sources in the newest state of a trajectory's thread."""
+    return _sources(_values(place, header_of(place, id_).thread_id))
+
+
+def _values(place: Place, thread_id: str) -> Table:
+    found = shown_channels(place.store(), thread_id, names=("citations", "sources"))
+    values: Table = {} if found is None else dict(found.checkpoint["channel_values"])
+    if any(isinstance(value, Written) for value in values.values()):
+        raise NotThere(
+            "Citations and sources of this thread are not known without its graph.",
+            f"`hrm-agent show {thread_id}` reads them with it.",
+        )
+    return {name: plain(value) for name, value in values.items()}
+
+
+def _citations(values: Table) -> list[Table]:
+    listed: Any = values.get("citations")
+    items = cast("list[Any]", listed) if isinstance(listed, list) else []
+    return [_fields(item) for item in items[:_MOST] if isinstance(item, dict)]
+
+
+def _sources(values: Table) -> dict[str, Table]:
+    held: Any = values.get("sources")
+    items = cast("dict[Any, Any]", held) if isinstance(held, dict) else {}
+    return {str(name): _fields(item) for name, item in [*items.items()][:_MOST] if isinstance(item, dict)}
+
+
+def _fields(value: Any) -> Table:
+    """Of an object of a type that is not loaded, too."""
+    found = cast("Table", value)
+    return cast("Table", found["made_of"]) if isinstance(found.get("made_of"), dict) else found
+
+
+def _citation(number: int, cited: Table, sources: Mapping[str, Table]) -> dict[str, Any]:
+    name, quote = str(cited.get("source")), cited.get("quote")
+    source = sources.get(name, {})
+    start, end = _place(cited.get("start")), _place(cited.get("end"))
+    return {
+        "number": number,
+        "source": name,
+        "title": short(_title(source, name)),
+        "url": _url(cited.get("url") or source.get("url")),
+        "start": foreign(start),
+        "end": foreign(end),
+        "quote": short(quote) if isinstance(quote, str) else None,
+        "verified": _verified(source, start, end, quote) if name in sources else False,
+    }
+
+
+def _verified(source: Table, start: int | None, end: int | None, quote: Any) -> bool | None:
+    """Whether the text has the quote in this span, to the character; None where nothing is quoted."""
+    if not isinstance(quote, str) or not quote:
+        return None
+    text = _text(source)
+    return start is not None and end is not None and 0 <= start < end <= len(text) and text[start:end] == quote
+
+
+def _place(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _text(source: Table) -> str:
+    text = source.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def _title(source: Table, name: str) -> str:
+    return str(source.get("title") or source.get("file") or name)
+
+
+def _url(value: Any) -> str | None:
+    """An address that a link may lead to; None for any other scheme."""
+    if not isinstance(value, str) or len(value) > 2_000:
+        return None
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        return None
+    return value if parts.scheme in ("http", "https") and parts.hostname else None
+
+
+def _parts(text: str, count: int) -> list[dict[str, Any]]:
+    """The answer, with a part for each `[N]` that stands for one of `count` citations."""
+    found: list[dict[str, Any]] = []
+    at = 0
+    for mark in _MARK.finditer(text):
+        number = int(mark[1])
+        if not 1 <= number <= count or len(found) >= _MOST_PARTS:
+            continue
+        if mark.start() > at:
+            found.append({"text": text[at : mark.start()]})
+        found.append({"text": mark[0], "citation": number})
+        at = mark.end()
+    return [*found, {"text": text[at:]}] if at < len(text) else found

@@ -1,0 +1,276 @@
+"""The moments of a thread, a page at a time, and the state at one of them.
+
+The state of a graph at one moment, as far as it can be shown without the graph's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from hrm_agent.errors import StoreError
+from hrm_agent.langgraph_format import is_internal
+from hrm_agent.runtime.time_travel.history import Moment
+from hrm_agent.runtime.time_travel.moment_data import moment_data
+from hrm_agent.runtime.time_travel.read_history import HistoryReader
+from hrm_agent.store import RunStore
+from hrm_agent.store.browse.state import (
+    CheckpointLink,
+    SentTask,
+    ShownMessage,
+    StoredQuestion,
+    Unread,
+    Written,
+    checkpoint_links,
+    outlines_of,
+    rows_around,
+    shown_channels,
+)
+from hrm_agent.store.values.checkpoint_reader import CheckpointOutline, CheckpointRow
+from hrm_agent.store.values.damage import DAMAGED, in_a_line
+from hrm_agent.trajectory import Call, ToolCall, Trajectory
+from hrm_agent.trajectory.words import text_of, thoughts_of
+from hrm_agent.viewer.json_text import SHOWN, NotThere, cut_text, foreign, json_lines, json_text, short
+from hrm_agent.viewer.projections.groups import Damaged
+from hrm_agent.viewer.projections.trajectory.items import arguments_text
+from hrm_agent.viewer.projections.trajectory.threads import children_at, threads_of
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["moment", "moment_json", "moments", "moments_at", "plain", "thread_named"]
+
+
+def moments(place: Place, thread: str, after: int = 0, limit: int = 50, checkpoint: str = "") -> dict[str, Any]:
+    """`GET moments`: `after` is the number of moments before the first one; `checkpoint`: the page that holds it."""
+    store, damaged = place.store(), Damaged()
+    header, thread_id = thread_named(store, thread)
+    links = checkpoint_links(store, thread_id)
+    if not links and header is None:
+        raise NotThere(f"There is no thread {thread[:200]!r} in {place.where}.", "It may have been deleted.")
+    if checkpoint:
+        at = next((n for n, link in enumerate(links) if link.id == checkpoint), None)
+        if at is None:
+            raise NotThere(f"Thread {thread_id!r} has no checkpoint {checkpoint[:80]!r}.", "It may have been deleted.")
+        after = at - at % limit
+    chosen = range(min(after, len(links)), min(after + limit, len(links)))
+    read = {moment.checkpoint_id: moment for moment in moments_at(store, thread_id, header, links, chosen, damaged)}
+    hanging = children_at(store, header) if header is not None else {}
+    rows = [
+        _row(number, links[number], read.get(links[number].id), hanging.get(links[number].id, ())) for number in chosen
+    ]
+    following = after + limit
+    return {
+        "thread": thread_id,
+        "trajectory": header.id if header else None,
+        "moments": rows,
+        "after": after,
+        "next": following if following < len(links) else None,
+        "total": len(links),
+        "damaged": damaged.data(),
+    }
+
+
+def moments_at(
+    store: RunStore,
+    thread_id: str,
+    header: Trajectory | None,
+    links: Sequence[CheckpointLink],
+    chosen: Sequence[int],
+    damaged: Damaged,
+) -> list[Moment]:
+    """Some moments of a thread, without reading the others."""
+    ids = [links[number].id for number in chosen]
+    before = {parent for number in chosen if (parent := links[number].parent) is not None}
+    wanted = {*ids, *before}
+    following = {link.id for link in links if link.parent in wanted}
+    rows = rows_around(store, thread_id, wanted | following, wanted)
+    listed = sorted(_readable(store, rows, damaged), key=lambda found: str(found.checkpoint["id"]))
+    whole = _with_calls(store, header, wanted) if header is not None else None
+    numbers = {link.id: number for number, link in enumerate(links)}
+    try:
+        return HistoryReader(thread_id, whole, listed, {}).some(numbers, ids)
+    except DAMAGED:
+        return _one_by_one(thread_id, whole, listed, numbers, ids, damaged)
+
+
+def _one_by_one(
+    thread_id: str,
+    header: Trajectory | None,
+    listed: list[CheckpointOutline],
+    numbers: dict[str, int],
+    ids: Sequence[str],
+    damaged: Damaged,
+) -> list[Moment]:
+    """All moments that make sense, where a forged checkpoint (a time that is none, a step) makes none."""
+    found: list[Moment] = []
+    for id_ in ids:
+        try:
+            found += HistoryReader(thread_id, header, listed, {}).some(numbers, [id_])
+        except DAMAGED as error:
+            damaged(id_, StoreError(f"Checkpoint {id_} cannot be read: {in_a_line(error)}."))
+    return found
+
+
+def thread_named(store: RunStore, name: str) -> tuple[Trajectory | None, str]:
+    """A thread by its id, or by its trajectory's; None for one without a trajectory that can be read."""
+    found: list[Trajectory] = []
+    with suppress(StoreError):  # a damaged header hides no checkpoints
+        found = store.journal.headers("thread_id = ? OR id = ?", (name, name))
+    header = next((each for each in found if each.thread_id == name), found[0] if found else None)
+    return header, header.thread_id if header else name
+
+
+def _readable(store: RunStore, rows: list[CheckpointRow], damaged: Damaged) -> list[CheckpointOutline]:
+    """All that can be read: where one is damaged, each by itself."""
+    with suppress(StoreError):
+        return outlines_of(store, rows)
+    found: list[CheckpointOutline] = []
+    for row in rows:
+        try:
+            found += outlines_of(store, [row])
+        except StoreError as error:
+            damaged(row.id, error)
+    return found
+
+
+def _with_calls(store: RunStore, header: Trajectory, steps: set[str]) -> Trajectory:
+    """The trajectory with the calls of some steps, those of the lineage that it left included."""
+    calls: list[Call] = []
+    tools: list[ToolCall] = []
+    for thread, shared in threads_of(store, header):
+        here = sorted(steps if shared is None else steps & shared)
+        with suppress(StoreError):  # the items of the trajectory tell which one is damaged
+            calls += (call for call in store.journal.calls_among(here, steps_of=thread) if call.error is None)
+        with suppress(StoreError):
+            tools += store.journal.tool_calls_among(here, steps_of=thread)
+    return header.model_copy(update={"calls": tuple(calls), "tool_calls": tuple(tools)})
+
+
+def _row(number: int, link: CheckpointLink, moment: Moment | None, forks: Sequence[Trajectory]) -> dict[str, Any]:
+    hanging = [{"trajectory": fork.id, "thread": fork.thread_id, "status": fork.status.value} for fork in forks]
+    if moment is None:
+        told = {"index": str(number), "checkpoint": link.id, "parent": link.parent, "problem": "It cannot be read."}
+        return {**told, "position": number, "branches": hanging}
+    return {**moment_json(moment), "position": number, "branches": hanging}
+
+
+def moment_json(moment: Moment) -> dict[str, Any]:
+    """As `hrm-agent history --json` has it, but for questions of many thousand characters."""
+    told = cast("dict[str, Any]", foreign(moment_data(moment)))
+    for asked in told["interrupts"]:
+        text = asked["value"] if isinstance(asked["value"], str) else json_text(asked["value"])
+        asked["value"] = asked["value"] if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return told
+
+
+_MOST_MESSAGES = 500
+"""Messages of a channel that are shown; of more, the last."""
+
+
+def moment(place: Place, thread: str, checkpoint: str) -> dict[str, Any]:
+    """`GET moment`. `checkpoint`: of the graph itself, or of a subgraph as `CHECKPOINT|NAMESPACE`."""
+    store, damaged = place.store(), Damaged()
+    header, thread_id = thread_named(store, thread)
+    id_, _, namespace = checkpoint.partition("|")
+    found = shown_channels(store, thread_id, id_, namespace)
+    if found is None:
+        raise NotThere(f"Thread {thread[:200]!r} has no checkpoint {id_[:80]!r}.", "It may have been deleted.")
+    item = f"state:{checkpoint}:{thread_id}"
+    values = found.checkpoint["channel_values"]
+    links = checkpoint_links(store, thread_id)
+    at = [number for number, link in enumerate(links) if link.id == id_]
+    read = moments_at(store, thread_id, header, links, at, damaged)
+    told = moment_json(read[0]) if read else None
+    return {
+        "moment": told,
+        "trajectory": header.id if header else None,
+        "channels": [_channel(name, value, item) for name, value in values.items() if not is_internal(name)],
+        "next": told["next"] if told else [],
+        "interrupts": told["interrupts"] if told else [],
+        "damaged": damaged.data(),
+    }
+
+
+def _channel(name: str, value: Any, item: str) -> dict[str, Any]:
+    messages = cast("list[Any]", value) if isinstance(value, list) else []
+    if messages and all(isinstance(message, ShownMessage) for message in messages):
+        first = max(len(messages) - _MOST_MESSAGES, 0)
+        shown = [_message(message, f"{name}/{first + n}", item) for n, message in enumerate(messages[first:])]
+        chars = sum(len(text_of(message.fields)) for message in messages)
+        return {"name": short(name), "kind": "messages", "messages": shown, "messages_before": first, "chars": chars}
+    if isinstance(value, ShownMessage):
+        return {
+            "name": short(name),
+            "kind": "messages",
+            "messages": [_message(value, f"{name}/0", item)],
+            "messages_before": 0,
+            "chars": len(text_of(value.fields)),
+        }
+    if isinstance(value, str):
+        return {"name": short(name), "kind": "text", "text": cut_text(value, item, name), "chars": len(value)}
+    if isinstance(value, Unread):
+        text = json_lines(plain(value.made_of))
+        why = f"a value of the type {short(value.type)}, which is not loaded here"
+        cut = cut_text(text, item, name)
+        return {"name": short(name), "kind": "unread", "why": why, "text": cut, "chars": len(text)}
+    shown = plain(value)
+    text = json_lines(shown)
+    if isinstance(value, Written):
+        why = "not known without the graph, which makes it of the newest value on record and what was written since"
+        return {
+            "name": short(name),
+            "kind": "unread",
+            "why": why,
+            "text": cut_text(text, item, name),
+            "chars": len(text),
+        }
+    whole = {"value": foreign(shown)} if len(text) <= SHOWN else {}
+    return {"name": short(name), "kind": "json", "text": cut_text(text, item, name), "chars": len(text), **whole}
+
+
+def _message(message: ShownMessage, field: str, item: str) -> dict[str, Any]:
+    fields = message.fields
+    asked: Any = fields.get("tool_calls")
+    calls = [cast("dict[str, Any]", call) for call in cast("Sequence[Any]", asked or ()) if isinstance(call, dict)]
+    return {
+        "id": fields.get("id") if isinstance(fields.get("id"), str) else None,
+        "type": short(str(fields.get("type", ""))),
+        "name": short(str(fields["name"])) if fields.get("name") else None,
+        "text": cut_text(text_of(fields), item, field),
+        "reasoning": cut_text(thoughts_of(fields) or None, item, f"{field}/reasoning"),
+        "tool_calls": [
+            {
+                "id": str(call.get("id")),
+                "name": short(str(call.get("name"))),
+                "arguments": cut_text(arguments_text(plain(call.get("args"))), item, f"{field}/arguments/{number}"),
+            }
+            for number, call in enumerate(calls)
+        ],
+        "tool_call_id": str(fields["tool_call_id"]) if fields.get("tool_call_id") else None,
+        "status": str(fields["status"]) if fields.get("status") else None,
+    }
+
+
+def plain(value: Any) -> Any:
+    """A shown value as JSON: what is not loaded is named by its type."""
+    match value:
+        case Unread(type=type_, made_of=made_of):
+            return {"type": type_, "made_of": plain(made_of)}
+        case ShownMessage(fields=fields):
+            return {str(name): plain(item) for name, item in fields.items()}
+        case Written(snapshot=snapshot, writes=writes):
+            return {"snapshot": plain(snapshot), "writes": plain(writes)}
+        case SentTask(node=node):
+            return {"send": node}
+        case StoredQuestion(id=id_, value=asked):
+            return {"interrupt": id_, "value": plain(asked)}
+        case dict():
+            return {str(name): plain(item) for name, item in cast("dict[Any, Any]", value).items()}
+        case set():
+            return sorted(cast("set[str]", value))
+        case list():
+            return [plain(item) for item in cast("list[Any]", value)]
+        case _:
+            return value

@@ -1,0 +1,112 @@
+"""Finds a trajectory with all threads that it has behind it, and its items in the order of time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hrm_agent.store import RunStore
+from hrm_agent.store.browse.lists import headers_page, overlays_of
+from hrm_agent.store.browse.thread import CallMark, call_marks
+from hrm_agent.trajectory import Overlay, Trajectory
+from hrm_agent.viewer.json_text import NotThere
+from hrm_agent.viewer.projections.groups import Damaged
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = [
+    "Transcript",
+    "TranscriptItem",
+    "children_at",
+    "forks_of",
+    "header_of",
+    "overlays_on",
+    "siblings_of",
+    "threads_of",
+    "transcript",
+]
+
+
+class TranscriptItem(NamedTuple):
+    """A turn, a model call or a tool call."""
+
+    kind: str
+    """`turn`, `call` or `tool`."""
+    id: str
+    """Its id."""
+    at: float
+    """Unix time in seconds."""
+    mark: CallMark | None
+    """None for a turn."""
+
+
+class Transcript(NamedTuple):
+    """A trajectory, as it happened."""
+
+    header: Trajectory
+    """Without its calls."""
+    items: list[TranscriptItem]
+    """In the order in which `hrm-agent show` tells them."""
+    damaged: Damaged
+    """Records that cannot be read."""
+
+    @property
+    def own(self) -> list[CallMark]:
+        """Model calls and tool calls of the trajectory's own thread."""
+        thread = self.header.thread_id
+        return [item.mark for item in self.items if item.mark is not None and item.mark.thread_id == thread]
+
+
+def header_of(place: Place, id_: str) -> Trajectory:
+    """A trajectory by its id or its thread's. Raises `NotThere`; `StoreError` for a damaged one."""
+    store = place.store()
+    found = store.journal.headers("id = ? OR thread_id = ?", (id_, id_))
+    if not found:
+        raise NotThere(f"There is no trajectory {id_[:200]!r} in {place.where}.", "It may have been deleted.")
+    return next((each for each in found if each.id == id_), found[0])
+
+
+def threads_of(store: RunStore, header: Trajectory) -> list[tuple[str, set[str] | None]]:
+    """The threads that a trajectory's calls lie on, oldest first, with the steps that count; None: all."""
+    behind = store.journal.threads_behind(header) if header.forked_from is not None else []
+    return [*behind, (header.thread_id, None)]
+
+
+def transcript(place: Place, id_: str) -> Transcript:
+    """All items of a trajectory. Raises `NotThere`."""
+    store, header, damaged = place.store(), header_of(place, id_), Damaged()
+    items = [TranscriptItem("turn", turn.id, turn.started_at, None) for turn in header.turns]
+    marks = call_marks(store, threads_of(store, header), damaged)
+    items += [TranscriptItem(mark.kind, mark.id, mark.at, mark) for mark in marks]
+    return Transcript(header, sorted(items, key=lambda item: item.at), damaged)
+
+
+def overlays_on(store: RunStore, header: Trajectory, damaged: Damaged) -> list[Overlay]:
+    """What every run made of a trajectory, the newest at the end."""
+    query = "SELECT run_id FROM overlays WHERE trajectory_id = ? ORDER BY seq"
+    with store.database.read() as cursor:
+        runs = [str(row[0]) for row in cursor.execute(query, (header.id,)).fetchall()]
+    found = (overlays_of(store, run, damaged, ids=[header.id]).get(header.id) for run in runs[-100:])
+    return [overlay for overlay in found if overlay is not None]
+
+
+def siblings_of(store: RunStore, header: Trajectory) -> list[str]:
+    """Ids of the trajectories of a group, in their order in it."""
+    if not header.group_id:
+        return [header.id]
+    found = headers_page(store, "run_id = ? AND group_id = ?", (header.run_id, header.group_id), Damaged(), limit=2_000)
+    return [each.header.id for each in sorted(found, key=lambda each: each.header.sample_index)]
+
+
+def forks_of(store: RunStore, header: Trajectory) -> list[Trajectory]:
+    """Those that were forked from it."""
+    return [each.header for each in headers_page(store, "origin = ?", (header.id,), Damaged(), limit=1_000)]
+
+
+def children_at(store: RunStore, header: Trajectory) -> dict[str, list[Trajectory]]:
+    """Checkpoint -> forks that hang there."""
+    found: dict[str, list[Trajectory]] = {}
+    for fork in forks_of(store, header):
+        if fork.forked_from is not None:
+            found.setdefault(fork.forked_from.checkpoint_id, []).append(fork)
+    return found

@@ -1,0 +1,365 @@
+"""The tokens of a call and of those that it extends: what the policy was shown, what it sampled, what is trained.
+
+The text of single tokens, without loading a model and without code of anybody's.
+
+Tokenizers are read of the policies that the package ships, of models that were fetched by name, and of model folders
+inside the place's own folder: a store names no other path that is opened. They are data for the `tokenizers` library;
+nothing of a folder is run.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hrm_agent.errors import StoreError, to_install
+from hrm_agent.models.cached.folders import models_cache
+from hrm_agent.models.cached.known import KNOWN_MODELS
+from hrm_agent.models.loading.policy_loader import BUILTIN_POLICIES
+from hrm_agent.store import RunStore
+from hrm_agent.store.browse.lists import overlays_of
+from hrm_agent.store.browse.thread import CallTokens, call_tokens, path_of_call
+from hrm_agent.trajectory import Call, Overlay, Trajectory, Verdict
+from hrm_agent.viewer.json_text import NotThere, foreign, short
+from hrm_agent.viewer.projections.groups import Damaged, overlay_data, step_begun_for
+
+if TYPE_CHECKING:
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["TokenTexts", "token_texts", "tokens"]
+
+_MOST_BYTES_OF_TEXT = 1 << 26
+"""Of a tokenizer's file."""
+_SHIPPED = Path(__file__).parents[3] / "models" / "builtin"
+_BYTES_FRAME = {256: "<|im_start|>", 257: "<|im_end|>", 258: "<tool_response>", 259: "</tool_response>"}
+
+
+class TokenTexts:
+    """Spells tokens of one vocabulary."""
+
+    def __init__(self, name: str, pieces: dict[int, bytes | str]) -> None:
+        """`pieces`: a token's bytes, or its text where it always stands for whole characters."""
+        self.name = name
+        self._pieces = pieces
+
+    def spell(self, ids: Sequence[int]) -> list[str]:
+        """One text a token. The bytes of a character are shown at the token that completes it."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        found: list[str] = []
+        for id_ in ids:
+            piece = self._pieces.get(id_, f"<{id_}>")
+            if isinstance(piece, bytes):
+                found.append(decoder.decode(piece))
+            else:
+                found.append(decoder.decode(b"", True) + piece)
+                decoder.reset()
+        return found
+
+
+def token_texts(model: str, folder: Path | None) -> tuple[TokenTexts | None, str | None]:
+    """What spells the tokens of a model; else why there is none. `folder`: that of the place."""
+    base = model.partition("?")[0]
+    scheme, colon, rest = base.partition(":")
+    if "scripted" in (base, scheme):
+        return _of_bytes(), None
+    if colon and scheme == "builtin":
+        if rest not in BUILTIN_POLICIES:
+            return None, f"There is no built-in policy {rest[:80]!r} here."
+        return _from_file(_SHIPPED / rest / "tokenizer.json")
+    if base in KNOWN_MODELS and (fetched := models_cache() / base / "tokenizer.json").is_file():
+        return _from_file(fetched)
+    found = _inside(base, folder)
+    if found is None:
+        return None, "Its tokenizer is not in the folder of this run, and no other is opened."
+    return _from_file(found)
+
+
+def _inside(name: str, folder: Path | None) -> Path | None:
+    """The tokenizer of a model that was saved in the place's folder, wherever that lies now."""
+    if folder is None or "\0" in name:
+        return None
+    root = folder.resolve()
+    parts = Path(name).parts
+    tails = [parts[n + 1 :] for n, part in enumerate(parts) if part == folder.name] + [parts]
+    for tail in tails:
+        candidate = root.joinpath(*tail, "tokenizer.json")
+        try:
+            real = candidate.resolve()
+            if real.is_relative_to(root) and real.is_file():
+                return real
+        except (OSError, ValueError, RuntimeError):
+            continue
+    return None
+
+
+def _from_file(path: Path) -> tuple[TokenTexts | None, str | None]:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None, "Its tokenizer is not here."
+    if facts.st_size > _MOST_BYTES_OF_TEXT:
+        return None, "Its tokenizer's file is too large."
+    if find_spec("tokenizers") is None:
+        return None, f"The library that reads tokenizers is not installed: `{to_install('train')}`."
+    return _read(path, facts.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, changed: int) -> tuple[TokenTexts | None, str | None]:
+    """`changed` is part of the key: a file that is written anew is read anew."""
+    from tokenizers import Tokenizer
+
+    del changed
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(path))
+        added = {int(id_): str(token.content) for id_, token in tokenizer.get_added_tokens_decoder().items()}
+        vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
+        in_bytes = "ByteLevel" in str(type(tokenizer.decoder)) or '"ByteLevel"' in _decoder_of(tokenizer)
+    except Exception as error:
+        return None, f"Its tokenizer cannot be read: {' '.join(str(error).split())[:200]}."
+    pieces: dict[int, bytes | str] = {}
+    for text, id_ in vocabulary.items():
+        pieces[id_] = _bytes_of(text) if in_bytes else text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
+    return TokenTexts(path.parent.name, pieces | added), None
+
+
+def _decoder_of(tokenizer: Any) -> str:
+    return str(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else ""
+
+
+def _bytes_of(text: str) -> bytes | str:
+    """GPT-2's spelling of bytes, as byte-level vocabularies have it."""
+    spelled = [_BYTE_OF.get(character) for character in text]
+    return text if None in spelled else bytes(byte for byte in spelled if byte is not None)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(shown)]
+    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+@lru_cache(maxsize=1)
+def _of_bytes() -> TokenTexts:
+    return TokenTexts("bytes", {**{byte: bytes([byte]) for byte in range(256)}, **_BYTES_FRAME})
+
+
+_MOST = 100_000
+"""Tokens of one answer."""
+_ANALYSED = "analysis/tokens.jsonl"
+"""What an analysis leaves in the run's folder."""
+_MOST_BYTES = 1 << 28
+"""Of the file of an analysis."""
+
+
+def tokens(place: Place, call: str, from_: int = 0, to: int = 0, run: str = "") -> dict[str, Any]:
+    """`GET tokens`: tokens `from` to `to` of the path; `to` 0: as many as one answer holds."""
+    store, damaged = place.store(), Damaged()
+    ids = path_of_call(store, call)
+    if not ids:
+        raise NotThere(f"There is no model call {call[:80]!r} in {place.where}.", "It may have been deleted.")
+    known = call_tokens(store, ids)
+    calls = _calls(store, ids, damaged)
+    starts = _starts(ids, known)
+    total = starts[-1]
+    last = min(to or total, total, from_ + _MOST)
+    first = min(from_, last)
+    asked = calls.get(call)
+    overlay, header = _judged(store, asked, run, damaged)
+    weights = {id_: _weight(calls.get(id_), overlay, header) for id_ in ids}
+    columns = _columns(ids, known, starts, (first, last), weights)
+    model = asked.model if asked else ""
+    spelling, why = token_texts(model, place.folder)
+    spelled = spelling.spell(columns["ids"]) if spelling is not None else None
+    sampling = asked.sampling if asked else None
+    return {
+        "call": call,
+        "model": short(model),
+        "trajectory": header.id if header else None,
+        "run": overlay.run_id if overlay else run or (header.run_id if header else ""),
+        "path": [
+            {
+                "call": id_,
+                "role": short(calls[id_].identity.role) if id_ in calls else None,
+                "index": number,
+                "from": starts[number],
+                "to": starts[number + 1],
+                "temperature": _temperature(calls.get(id_)),
+                "logprob_kind": calls[id_].logprob_kind.value if id_ in calls else None,
+                "weight": foreign(weights[id_]),
+                "why_untrained": _why_untrained(calls.get(id_), overlay, header),
+            }
+            for number, id_ in enumerate(ids)
+        ],
+        "total": total,
+        "from": first,
+        "to": last,
+        "codec": spelling.name if spelling is not None else None,
+        "why_no_text": why,
+        **columns,
+        "text": spelled,
+        **_analysis(place.folder, ids, starts, (first, last)),
+        "analysis": {
+            "folder": place.folder is not None,
+            "there": place.folder is not None and (place.folder / _ANALYSED).is_file(),
+            "steps": _steps_word(header),
+        },
+        "verdict": overlay.verdict.value if overlay else None,
+        "reason": overlay_data(overlay)["reason"],
+        "temperature": sampling.temperature if sampling else None,
+        "truncated": last < total,
+        "damaged": damaged.data(),
+    }
+
+
+def _calls(store: RunStore, ids: Sequence[str], damaged: Damaged) -> dict[str, Call]:
+    with suppress(StoreError):
+        return {each.id: each for each in store.journal.calls_among(ids)}
+    found: dict[str, Call] = {}
+    for id_ in ids:
+        try:
+            found |= {each.id: each for each in store.journal.calls_among([id_])}
+        except StoreError as error:
+            damaged(id_, error)
+    return found
+
+
+def _starts(ids: Sequence[str], known: Mapping[str, CallTokens]) -> list[int]:
+    """Where each call's tokens begin, and where the last one's end."""
+    starts = [0]
+    for id_ in ids:
+        starts.append(starts[-1] + (len(known[id_].token_ids) if id_ in known else 0))
+    return starts
+
+
+def _judged(store: RunStore, call: Call | None, run: str, damaged: Damaged) -> tuple[Overlay | None, Trajectory | None]:
+    """What a run made of the trajectory that the call is of; without a run, the one that made the trajectory."""
+    if call is None:
+        return None, None
+    with suppress(StoreError):
+        for header in store.journal.headers("thread_id = ?", (call.identity.thread_id,)):
+            return overlays_of(store, run or header.run_id, damaged, ids=[header.id]).get(header.id), header
+    return None, None
+
+
+def _weight(call: Call | None, overlay: Overlay | None, header: Trajectory | None) -> float | None:
+    """What each completion token of a call counts in the loss; None for one that is not trained here."""
+    if call is None or overlay is None or _why_untrained(call, overlay, header) is not None:
+        return None
+    return overlay.credit.get(call.id) if overlay.credit is not None else overlay.advantage
+
+
+def _why_untrained(call: Call | None, overlay: Overlay | None, header: Trajectory | None) -> str | None:
+    """Why none of a call's tokens is trained; None if they are."""
+    if call is None or header is None:
+        return "the call cannot be read" if call is None else None
+    if call.identity.thread_id != header.thread_id:
+        return "it is of the run that this one was forked from, and trained there"
+    if call.model != header.policy:
+        return "another model's"
+    if call.constrained:
+        return "held to a schema while it was sampled"
+    if call.why_untrainable is not None:
+        return short(call.why_untrainable)
+    if overlay is None:
+        return "no run has judged its trajectory"
+    if overlay.verdict is not Verdict.KEPT:
+        return f"its trajectory was not trained on ({overlay.verdict.value})"
+    if overlay.credit is not None and call.id not in overlay.credit:
+        return "it was given no credit"
+    return None
+
+
+def _temperature(call: Call | None) -> float | None:
+    return call.sampling.temperature if call is not None and call.sampling is not None else None
+
+
+def _columns(
+    ids: Sequence[str],
+    known: Mapping[str, CallTokens],
+    starts: Sequence[int],
+    span: tuple[int, int],
+    weights: Mapping[str, float | None],
+) -> dict[str, Any]:
+    found: dict[str, list[Any]] = {"ids": [], "mask": [], "logprob": [], "call_of": [], "weight": []}
+    for number, id_ in enumerate(ids):
+        a, b = max(span[0] - starts[number], 0), min(span[1], starts[number + 1]) - starts[number]
+        if id_ not in known or a >= b:
+            continue
+        own = known[id_]
+        mask = own.mask[a:b].ljust(b - a, b"\0")
+        logprobs = [*own.logprobs[a:b], *[math.nan] * (b - a - len(own.logprobs[a:b]))]
+        weight = foreign(weights[id_])
+        found["ids"] += own.token_ids[a:b]
+        found["mask"] += [1 if sampled else 0 for sampled in mask]
+        found["logprob"] += [_short_float(p) if sampled else None for p, sampled in zip(logprobs, mask, strict=True)]
+        found["call_of"] += [number] * (b - a)
+        found["weight"] += [weight if sampled else None for sampled in mask]
+    return found
+
+
+def _short_float(value: float) -> float | None:
+    """A float of 32 bits in as many digits as it has."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def _analysis(folder: Path | None, ids: Sequence[str], starts: Sequence[int], span: tuple[int, int]) -> dict[str, Any]:
+    """Entropy and marks of the tokens, from the file that an analysis of the run has left; else null."""
+    lines = _analysed(folder, set(ids))
+    if not lines:
+        return {"entropy": None, "marks": None}
+    entropy: list[float | None] = [None] * (span[1] - span[0])
+    marks: list[str | None] = [None] * (span[1] - span[0])
+    for number, id_ in enumerate(ids):
+        line, offset = lines.get(id_), starts[number] - span[0]
+        length = starts[number + 1] - starts[number]
+        for place, value in enumerate(_list(line, "entropy")[:length]):
+            if 0 <= place + offset < len(entropy) and isinstance(value, (int, float)):
+                entropy[place + offset] = foreign(float(value))
+        for kind in ("forking", "reflection"):
+            for place in _list(line, kind):
+                if type(place) is int and 0 <= place < length and 0 <= place + offset < len(marks):
+                    marks[place + offset] = kind
+    return {"entropy": entropy, "marks": marks}
+
+
+def _steps_word(header: Trajectory | None) -> str | None:
+    """What `hrm-agent analyze --steps` calls the part of the run that the trajectory is of; None outside of a run."""
+    if header is None or not header.run_id:
+        return None
+    step = step_begun_for(header.run_id, header.group_id)
+    part = header.group_id.removeprefix(f"{header.run_id}/").partition("/")[0]
+    return str(step) if step is not None else part if part.startswith("eval-") else None
+
+
+def _list(line: Mapping[str, Any] | None, name: str) -> list[Any]:
+    found: Any = line.get(name) if line is not None else None
+    return cast("list[Any]", found) if isinstance(found, list) else []
+
+
+def _analysed(folder: Path | None, ids: set[str]) -> dict[str, dict[str, Any]]:
+    """The lines of these calls. Others are passed over unread: an id stands at the beginning of its line."""
+    path = folder / _ANALYSED if folder is not None else None
+    found: dict[str, dict[str, Any]] = {}
+    with suppress(OSError):
+        if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return found
+        wanted = [json.dumps(id_).encode() for id_ in ids]
+        with path.open("rb") as file:
+            for line in file:
+                if any(id_ in line[:200] for id_ in wanted):
+                    with suppress(ValueError, RecursionError):
+                        row: Any = json.loads(line)
+                        if isinstance(row, dict) and cast("dict[str, Any]", row).get("call") in ids:
+                            found[str(row["call"])] = cast("dict[str, Any]", row)
+    return found

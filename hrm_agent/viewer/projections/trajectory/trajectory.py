@@ -1,0 +1,182 @@
+"""One trajectory: its header, what became of it, and what to type to see it in a terminal."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from hrm_agent.errors import StoreError
+from hrm_agent.trajectory import CallUsage, RunStatus, StopReason, ToolStatus, Trajectory
+from hrm_agent.trajectory.call_facts import total_usage
+from hrm_agent.viewer.json_text import cut_text, foreign, json_lines, short
+from hrm_agent.viewer.projections.groups import Damaged, overlay_data, task_data
+from hrm_agent.viewer.projections.trajectory.threads import Transcript, forks_of, overlays_on, siblings_of, transcript
+
+if TYPE_CHECKING:
+    from hrm_agent.store import RunStore
+    from hrm_agent.trajectory import Overlay, Scoring
+    from hrm_agent.viewer.places import Place
+
+__all__ = ["commands_of", "header_data", "trajectory"]
+
+
+def trajectory(place: Place, id: str) -> dict[str, Any]:  # noqa: A002  the query value's name
+    """`GET trajectory`."""
+    store, found = place.store(), transcript(place, id)
+    header, damaged = found.header, found.damaged
+    origin = header.forked_from
+    return {
+        "header": header_data(header),
+        "forked_from": origin.model_dump() if origin else None,
+        "forks": [
+            {
+                "trajectory": fork.id,
+                "thread": fork.thread_id,
+                "at": fork.forked_from.checkpoint_id if fork.forked_from else None,
+                "status": fork.status.value,
+            }
+            for fork in forks_of(store, header)
+        ],
+        "siblings": siblings_of(store, header),
+        "overlays": [_overlay(overlay) for overlay in overlays_on(store, header, damaged)],
+        "scorings": _scorings(store, header, damaged),
+        "counts": _counts(found),
+        "items": len(found.items),
+        "focus": _focus(found),
+        "roles": list(dict.fromkeys(short(mark.role) for mark in found.own)),
+        "commands": commands_of(place, header),
+        "thread_moments": _moments(store, header.thread_id),
+        "damaged": damaged.data(),
+    }
+
+
+def header_data(header: Trajectory) -> dict[str, Any]:
+    """All of a trajectory but its calls."""
+    item = f"trajectory:{header.id}"
+    metadata = header.task.metadata
+    return {
+        "trajectory": header.id,
+        "thread": header.thread_id,
+        "run": header.run_id,
+        "group": header.group_id,
+        "sample": header.sample_index,
+        "task": {
+            **task_data(header),
+            "metadata": cut_text(json_lines(metadata), item, "metadata") if metadata else None,
+        },
+        "graph": short(header.graph),
+        "policy": short(header.policy),
+        "policy_version": header.policy_version,
+        "status": header.status.value,
+        "stop_reason": header.stop_reason.value if header.stop_reason else None,
+        "error": cut_text(header.error, item, "error"),
+        "answer": cut_text(header.answer, item, "answer"),
+        "rewards": foreign(header.rewards),
+        "outcome": foreign(header.rewards.get("correct")),
+        "turns": len(header.turns),
+        "started_at": foreign(header.started_at),
+        "ended_at": foreign(header.ended_at),
+    }
+
+
+def _overlay(overlay: Overlay) -> dict[str, Any]:
+    return {
+        "run": overlay.run_id,
+        "step": overlay.step + 1,
+        "group": overlay.group_id,
+        "reward": foreign(overlay.reward),
+        **overlay_data(overlay),
+        "credit": foreign(overlay.credit),
+    }
+
+
+def _scorings(store: RunStore, header: Trajectory, damaged: Damaged) -> list[dict[str, Any]]:
+    try:
+        return [_scoring(scoring) for scoring in store.scorings.of(header.id)]
+    except StoreError as error:
+        damaged(f"scorings of {header.id}", error)
+        return []
+
+
+def _scoring(scoring: Scoring) -> dict[str, Any]:
+    item = f"scoring:{scoring.trajectory_id}:{scoring.rubric}"
+    return {
+        "rubric": short(scoring.rubric),
+        "total": foreign(scoring.total),
+        "outcome": foreign(scoring.outcome),
+        "fault": cut_text(scoring.fault or None, item, "fault"),
+        "scored_at": foreign(scoring.scored_at),
+        "scores": [
+            {
+                "name": short(score.name),
+                "value": foreign(score.value),
+                "weight": foreign(score.weight),
+                "fault": score.fault.value if score.fault else None,
+                "reason": cut_text(score.reason or None, item, f"reason/{number}"),
+                "judge_calls": len(score.judge_calls),
+            }
+            for number, score in enumerate(scoring.scores)
+        ],
+        "feedback": [
+            {
+                "score": each.score,
+                "words": cut_text(each.words or None, item, f"words/{number}"),
+                "given_at": each.given_at,
+            }
+            for number, each in enumerate(scoring.feedback)
+        ],
+    }
+
+
+def _counts(found: Transcript) -> dict[str, Any]:
+    header = found.header
+    calls = [mark for mark in found.own if mark.kind == "call" and mark.status is None]
+    used: CallUsage = total_usage(mark.used for mark in calls)
+    return {
+        "model_calls": len(calls),
+        "tool_calls": sum(1 for mark in found.own if mark.kind == "tool"),
+        "tokens": used.output_tokens,
+        "reasoning_tokens": used.reasoning_tokens,
+        "input_tokens": used.input_tokens,
+        "seconds": foreign(header.ended_at - header.started_at) if header.ended_at is not None else None,
+        "cost": foreign(used.cost),
+        "models": [short(model) for model in dict.fromkeys(mark.model for mark in calls)],
+    }
+
+
+def _focus(found: Transcript) -> dict[str, Any] | None:
+    """The item to look at first: the one that failed, else the one that gave the answer."""
+    header = found.header
+    own = [(n, item) for n, item in enumerate(found.items) if item.mark and item.mark.thread_id == header.thread_id]
+    failed = [
+        (n, item)
+        for n, item in own
+        if item.mark is not None and item.mark.status is not None and item.mark.status != ToolStatus.OK.value
+    ]
+    if header.status in (RunStatus.FAILED, RunStatus.ABORTED, RunStatus.TRUNCATED) and own:
+        number, item = failed[-1] if failed and failed[-1][0] == own[-1][0] else own[-1]
+        return {"index": number, "id": item.id, "why": "failed"}
+    if failed and header.rewards.get("correct") == 0:
+        return {"index": failed[-1][0], "id": failed[-1][1].id, "why": "failed"}
+    answered = [(n, item) for n, item in own if item.kind == "call" and item.mark and item.mark.status is None]
+    return {"index": answered[-1][0], "id": answered[-1][1].id, "why": "answer"} if answered else None
+
+
+def commands_of(place: Place, header: Trajectory) -> dict[str, str]:
+    """What to type in a terminal."""
+    store, thread = shlex.quote(place.where), shlex.quote(header.thread_id)
+    id_ = shlex.quote(header.id)
+    waits = header.stop_reason is StopReason.INTERRUPT
+    return {
+        **({"resume": f"hrm-agent resume {thread} --answer ANSWER --store {store}"} if waits else {}),
+        "show": f"hrm-agent show {id_} --store {store}",
+        "history": f"hrm-agent history {thread} --store {store}",
+        "replay": f"hrm-agent replay {id_} --store {store}",
+        "fork": f"hrm-agent fork {thread} --at last --run --store {store}",
+    }
+
+
+def _moments(store: RunStore, thread: str) -> int:
+    query = "SELECT count(*) FROM checkpoints WHERE thread_id = ? AND ns = ?"
+    with store.database.read() as cursor:
+        return int(cursor.execute(query, (thread, "")).fetchone()[0])

@@ -1,0 +1,194 @@
+"""What lies in a run's folder beside its store: configuration, metrics, results.
+
+Only files of known names are opened, and none that anything in them names. Metrics are read as they grow: of each row
+its numbers are kept, by column, and where it stands in the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import threading
+import tomllib
+from array import array
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+from hrm_agent.basics.bounded import BoundedMap
+from hrm_agent.viewer.json_text import foreign
+
+__all__ = ["MetricsTail", "config_of", "json_file", "metrics_of", "own_run_id"]
+
+_MOST_BYTES = 1 << 24
+"""Of a file that is read whole."""
+_PIECE = 1 << 22
+_MOST_COLUMNS = 1_000
+_tails: BoundedMap[str, MetricsTail] = BoundedMap(64)
+_lock = threading.Lock()
+
+
+def own_run_id(folder: Path) -> str:
+    """Id of the run in a folder: its name when it began."""
+    try:
+        return _text(folder / "run_id").strip("\0 \r\n\t") or folder.resolve().name
+    except (OSError, ValueError):
+        return folder.resolve().name
+
+
+def config_of(folder: Path | None) -> dict[str, Any]:
+    """`config.toml` with its keys in one level, `train.loss.objective`; empty where there is none."""
+    if folder is None:
+        return {}
+    with suppress(OSError, ValueError, RecursionError):
+        return _flat(tomllib.loads(_text(folder / "config.toml")))
+    return {}
+
+
+def json_file(folder: Path | None, name: str) -> dict[str, Any]:
+    """The JSON object in a file of the folder; empty if the file is missing or does not parse."""
+    if folder is None:
+        return {}
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(_text(folder / name))
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return {}
+
+
+def _text(path: Path) -> str:
+    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        raise ValueError(path)
+    return path.read_text(encoding="utf-8")
+
+
+def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(cast("dict[str, Any]", value), f"{before}{name}.")
+        else:
+            found[before + name] = foreign(value)
+    return found
+
+
+def metrics_of(folder: Path | None) -> MetricsTail | None:
+    """The metrics of the run in a folder, up to now; None without any."""
+    if folder is None or not (folder / "metrics.jsonl").is_file():
+        return None
+    path = str(folder / "metrics.jsonl")
+    with _lock:
+        tail = _tails.get(path)
+        if tail is None:
+            tail = _tails[path] = MetricsTail(Path(path))
+    return tail.refresh()
+
+
+class MetricsTail:
+    """`metrics.jsonl` by columns. Begun anew where the file was written anew, as when a run resumes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._begin(("", 0))
+
+    def _begin(self, identity: tuple[str, int]) -> None:
+        self._identity, self._end, self._stopped = identity, 0, False
+        self.generation = f"{identity[0]}"
+        """Changes when the rows that were read before no longer count."""
+        self.steps = array("q")
+        """Number of each row's step, as the file has it."""
+        self.columns: dict[str, array[float]] = {}
+        """By key; `roles/ROLE/KEY` for a role's. NaN where a row has no number there."""
+        self.not_finite: dict[str, dict[int, str]] = {}
+        """Key -> number of a row -> what stands there in place of a number."""
+        self._starts = array("q")
+
+    def refresh(self) -> MetricsTail:
+        """Read the rows that have come since. The result stays as it is, whoever else reads on. Thread-safe."""
+        with self._lock:
+            with suppress(OSError):
+                self._read_on()
+            found = copy.copy(self)
+            found.steps, found.columns = self.steps[:], dict(self.columns)  # columns only grow, beyond these rows
+            found.not_finite = {key: dict(words) for key, words in self.not_finite.items()}
+            return found
+
+    def _read_on(self) -> None:
+        with self._path.open("rb") as file:
+            facts = os.fstat(file.fileno())
+            identity = (f"{facts.st_dev:x}-{facts.st_ino:x}", facts.st_ino)
+            if identity != self._identity or facts.st_size < self._end:
+                self._begin(identity)
+            file.seek(self._end)
+            rest = b""
+            while not self._stopped and (piece := file.read(_PIECE)):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    self._take(line)
+                if len(rest) > _MOST_BYTES:
+                    self._stopped = True
+
+    def _take(self, line: bytes) -> None:
+        """As `read_metrics`: from a row on that is none, nothing counts."""
+        if self._stopped:
+            return
+        try:
+            row: Any = json.loads(line)
+            step = int(row["step"])
+            self.steps.append(step)
+        except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
+            self._stopped = True
+            return
+        self._starts.append(self._end)
+        self._end += len(line) + 1
+        number = len(self.steps) - 1
+        for key, value in _numbers(cast("dict[str, Any]", row)):
+            column = self.columns.get(key)
+            if column is None:
+                if len(self.columns) >= _MOST_COLUMNS:
+                    continue
+                column = self.columns[key] = array("d")
+            if len(column) > number:
+                continue  # `roles/a/b` as a key of its own, beside a role's
+            column.extend([math.nan] * (number - len(column)))
+            column.append(value)
+            if not math.isfinite(value):
+                self.not_finite.setdefault(key, {})[number] = str(value)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def series(self, key: str, after: int = 0) -> list[float | None]:
+        """A column from row number `after` on; None where there is no finite number."""
+        column = self.columns.get(key, array("d"))
+        values = [value if math.isfinite(value) else None for value in column[after : len(self)]]
+        return values + [None] * (len(self) - after - len(values))
+
+    def last(self, key: str) -> float | None:
+        """The newest number of a column."""
+        values = self.columns.get(key, array("d"))[: len(self)]
+        return next((value for value in reversed(values) if math.isfinite(value)), None)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """A whole row, as it stands in the file."""
+        with suppress(OSError, ValueError), self._path.open("rb") as file:
+            file.seek(self._starts[number])
+            return cast("dict[str, Any]", foreign(json.loads(file.readline(_MOST_BYTES))))
+        return {}
+
+
+def _numbers(row: dict[str, Any]) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for key, value in row.items():
+        if isinstance(value, dict) and key == "roles":
+            for role, facts in cast("dict[str, Any]", value).items():
+                inner = cast("dict[str, Any]", facts).items() if isinstance(facts, dict) else ()
+                found += [(f"roles/{role}/{name}", float(v)) for name, v in inner if _is_number(v)]
+        elif _is_number(value):
+            found.append((key, float(value)))
+    return found
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, float) or (type(value) is int and -(2**1000) < value < 2**1000)

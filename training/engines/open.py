@@ -1,0 +1,84 @@
+"""The engine that samples a training's rollouts, as it is configured: this process, or vLLM servers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.models.codec.chat_template import PolicyCodec
+from hrm_agent.models.loading.policy_loader import model_folder
+from hrm_agent.models.vllm.launch import LaunchOptions
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.fitted import decided
+from hrm_agent.training.engines.fleet import EngineFleet
+from hrm_agent.training.engines.policies import SchedulingPolicy, scheduling_policy
+from hrm_agent.training.engines.scheduler import RolloutScheduler
+from hrm_agent.training.engines.server import FleetOptions
+
+__all__ = ["open_fleet"]
+
+
+def open_fleet(
+    config: GrpoConfig, folder: Path, codec: PolicyCodec, score: Callable[[Sequence[int]], list[float]]
+) -> EngineFleet:
+    """The servers of a run, started or found; they have no weights of the trainer yet. Raises `ModelError`.
+
+    `folder`: the run's. `score`: as `EngineFleet`.
+    """
+    engines, adapter = config.engines, config.adapter
+    if adapter.lora_roles:
+        raise ConfigError(
+            "engine vllm takes one adapter at a time, and lora_roles names several.", "Leave lora_roles out."
+        )
+    model = model_folder(config.policy, adapter=adapter.lora_rank > 0)
+    arguments = (*engines.server_options, *_lora_arguments(adapter.lora_rank, engines.server_options))
+    options = FleetOptions(
+        run=folder,
+        servers=engines.servers,
+        launch=LaunchOptions(
+            model=model,
+            python=engines.server_python,
+            arguments=arguments,
+            adapters=bool(adapter.lora_rank),
+            devices=_devices(),
+        ),
+        count=engines.own,
+        tokenizer=model,
+        weights=Path(engines.weights_folder) if engines.weights_folder else None,
+        collective=engines.weights_by == "collective",
+        address=engines.weights_address,
+        tolerance=engines.publish_tolerance,
+        unproved=engines.unproved_weights,
+        base=Path(model) if adapter.lora_rank else None,
+        patience=engines.server_patience,
+        abort=config.rollout.on_publish == "abort",
+    )
+    scheduler = RolloutScheduler(_policy(config), seed=config.seed)
+    return EngineFleet(config.policy, codec, options, scheduler, score)
+
+
+def _policy(config: GrpoConfig) -> SchedulingPolicy:
+    name = config.engines.assign
+    if name == "safe_maximum":
+        of_rollout = config.context.get("max_tokens", config.max_tokens)
+        return scheduling_policy(name, max_response_tokens=int(decided(of_rollout, "max_tokens")))
+    return scheduling_policy(name)
+
+
+def _lora_arguments(rank: int, given: Sequence[str]) -> tuple[str, ...]:
+    """A server takes adapters up to a rank that it is told at its start."""
+    named = any(option.startswith("--max-lora-rank") for option in given)
+    known = next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
+    return ("--max-lora-rank", str(known), "--max-loras", "2") if rank and not named else ()
+
+
+def _devices() -> tuple[str, ...]:
+    """The GPUs that servers are spread over, one each: those that this process may use."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(visible.split(",")) if visible else tuple(str(number) for number in range(torch.cuda.device_count()))

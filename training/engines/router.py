@@ -1,0 +1,393 @@
+"""Requests over several engines: each goes where its rollout is placed, and on to another engine where that one dies.
+
+`RolloutScheduler` decides; this carries it out. A request that waits for room waits here. One whose engine went away is
+asked again elsewhere with its own seed: it had no answer, so nothing is sampled twice. Thread-safe: requests come from
+any thread, and answers from the engines' own.
+
+Each request has a name, under which an engine can say how far it is (`heard`): the scheduler learns of tokens while
+they are sampled, and an engine that says nothing of a request for long can be told from one that is busy (`silent`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.vllm.server import ServerGoneError
+from hrm_agent.training.engines.costs import IterationCosts
+from hrm_agent.training.engines.routed_requests import (
+    MOST_SILENCES,
+    Member,
+    RoutedEngine,
+    RoutedRequest,
+    RoutedRollout,
+    never_answered,
+)
+from hrm_agent.training.engines.scheduler import Placement, RolloutScheduler
+
+__all__ = ["EngineRouter"]
+
+
+class EngineRouter:
+    """Engines by name, and the rollouts on them."""
+
+    def __init__(self, scheduler: RolloutScheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds, for `silent`."""
+        self._scheduler, self._clock = scheduler, clock
+        self._own = secrets.token_hex(4)
+        """Before the name of each request: others may ask the same engines."""
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._members: dict[str, Member] = {}
+        self._answers = Counter[str]()
+        self._rollouts: dict[str, RoutedRollout] = {}
+        self._begun: dict[str, int] = {}
+        """Prompt tokens of rollouts that ended unfinished: one may go on later."""
+        self._numbers = count()
+        self._to_send: list[tuple[Member, RoutedRequest]] = []
+        self._closed: ModelError | None = None
+        self.lost = 0
+        """How often an engine was lost, so far."""
+        self.asked_again = 0
+        """Requests that were sent to another engine, so far."""
+
+    @property
+    def scheduler(self) -> RolloutScheduler:
+        """To be read, for metrics."""
+        return self._scheduler
+
+    @property
+    def names(self) -> list[str]:
+        """Of the engines that are there."""
+        with self._lock:
+            return list(self._members)
+
+    @property
+    def unanswered(self) -> int:
+        """Requests without an answer."""
+        with self._lock:
+            return sum(len(rollout.asked) for rollout in self._rollouts.values())
+
+    # requests
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """Send a request, or keep it until there is room. Cancelling the future takes it back."""
+        future: Future[Completion] = Future()
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed
+            rollout = self._rollout_of(request)
+            asked = RoutedRequest(request, future, rollout)
+            rollout.asked.add(asked)
+            self._place(rollout, asked)
+        future.add_done_callback(partial(self._taken_back, asked))
+        self._send()
+        return future
+
+    def rollout_ended(self, name: str, *, counted: bool = True) -> None:
+        """A rollout is over: what it still asks for is taken back, and its room is given to others.
+
+        `counted`: its length is one of those that the next step's rollouts are expected to have.
+        """
+        with self._lock:
+            rollout = self._rollouts.pop(name, None)
+            if rollout is None:
+                return
+            if counted:
+                self._begun.pop(name, None)
+            else:
+                self._begun[name] = rollout.prompt_tokens
+            left = list(rollout.asked)
+            rollout.asked.clear()
+            self._apply(self._scheduler.ended(name, counted=counted))
+        for asked in left:
+            asked.future.cancel()
+            self._drop(asked)
+        self._send()
+
+    def step_ended(self) -> None:
+        """The lengths of the rollouts since the last time are what the coming ones are expected to have."""
+        with self._lock:
+            self._scheduler.step_ended()
+
+    # engines
+
+    def join(
+        self,
+        name: str,
+        engine: RoutedEngine,
+        capacity_tokens: int,
+        max_running: int,
+        costs: IterationCosts | None,
+        *,
+        block_tokens: int = 16,
+    ) -> None:
+        """An engine is there, for the first time or again. Sizes and costs: as of `RolloutScheduler.join`."""
+        with self._lock:
+            self._members[name] = Member(name, engine, advanced_at=self._clock())
+            sizes = (capacity_tokens, max_running)
+            self._apply(self._scheduler.join(name, *sizes, block_tokens=block_tokens, costs=costs))
+            self._changed.notify_all()
+        self._send()
+
+    def heard(self, name: str, tokens: Mapping[str, int]) -> None:
+        """Take an engine's report: by request name the number of tokens so far, those of the prompt included.
+
+        Nothing follows from it at once: the scheduler decides by it when something ends or comes.
+        """
+        with self._lock:
+            member = self._members.get(name)
+            for asked in member.hear(tokens, self._clock()) if member is not None else ():
+                if asked.rollout.member is member:
+                    self._grow(asked.rollout.name, asked.tokens)
+
+    def silent(self, name: str, seconds: float) -> bool:
+        """True if an engine that has requests hangs: nothing was heard for so long, neither tokens nor an answer.
+
+        Of one that reports no tokens every request has to be answered within the time.
+        """
+        with self._lock:
+            member = self._members.get(name)
+            found, over = member.silent_over(self._clock() - seconds) if member is not None else (False, [])
+            for asked in over:
+                asked.silences += 1
+            return found
+
+    def answered(self, name: str) -> int:
+        """Requests that an engine of this name has answered since the start, also those before it left and came."""
+        with self._lock:
+            return self._answers[name]
+
+    def leave(self, name: str) -> None:
+        """An engine is gone. Its requests are asked for again elsewhere, or wait until there is an engine.
+
+        One over which several engines in a row fell silent fails.
+        """
+        with self._lock:
+            member = self._members.pop(name, None)
+            if member is None:
+                return
+            self.lost += 1
+            moved = [*member.asked, *(member.held or ()), *(asked for to, asked in self._to_send if to is member)]
+            self._to_send = [(to, asked) for to, asked in self._to_send if to is not member]
+            self.asked_again += len(member.asked)
+            for rollout in self._rollouts.values():
+                if rollout.member is member:
+                    rollout.member = None
+            for asked in moved:
+                asked.attempt += 1
+                asked.rollout.waiting.append(asked)
+            self._apply(self._scheduler.leave(name))
+            self._changed.notify_all()
+        for asked in moved:
+            if asked.inner is not None:
+                asked.inner.cancel()
+            if asked.silences >= MOST_SILENCES:
+                self._settle(asked, never_answered())
+        self._send()
+
+    def hold(self, name: str) -> bool:
+        """Send it nothing until `release`; False if it is not there."""
+        with self._lock:
+            member = self._members.get(name)
+            if member is None or member.held is not None:
+                return False
+            member.held = []
+            return True
+
+    def drain(self, name: str, *, abort: bool, seconds: float) -> bool:
+        """Wait until a held engine has answered all; or, with `abort`, take back what it is at, to be asked anew.
+
+        False if it is gone, or is not done within `seconds`.
+        """
+        with self._lock:
+            member = self._members.get(name)
+            taken: list[RoutedRequest] = []
+            if member is not None and abort:
+                taken, held = list(member.asked), member.held
+                assert held is not None, "an engine is held before it is drained"
+                member.asked.clear()
+                for asked in taken:
+                    asked.attempt += 1
+                held.extend(taken)
+        for asked in taken:
+            if asked.inner is not None:
+                asked.inner.cancel()
+        with self._lock:
+            done = self._changed.wait_for(lambda: not self._busy(name), seconds)
+            return done and member is not None and self._members.get(name) is member
+
+    def release(self, name: str) -> None:
+        """A held engine takes requests again."""
+        with self._lock:
+            member = self._members.get(name)
+            if member is None:
+                return
+            held, member.held = member.held or [], None
+            self._to_send += [(member, asked) for asked in held]
+        self._send()
+
+    def fail_all(self, error: ModelError) -> None:
+        """Answer everything that waits with an error."""
+        with self._lock:
+            left = [asked for rollout in self._rollouts.values() for asked in rollout.asked]
+        for asked in left:
+            self._settle(asked, error)
+
+    def close(self, error: ModelError) -> None:
+        """Take nothing any more; what is under way fails with `error`."""
+        with self._lock:
+            self._closed = error
+        self.fail_all(error)
+
+    # under the lock
+
+    def _grow(self, rollout: str, tokens: int) -> None:
+        with suppress(KeyError):
+            self._scheduler.grow(rollout, tokens)
+
+    def _busy(self, name: str) -> bool:
+        member = self._members.get(name)
+        return member is not None and bool(member.asked)
+
+    def _rollout_of(self, request: GenerationRequest) -> RoutedRollout:
+        name = request.thread or f"request {next(self._numbers)}"
+        return self._rollouts.get(name) or RoutedRollout(name, once=not request.thread)
+
+    def _place(self, rollout: RoutedRollout, asked: RoutedRequest) -> None:
+        tokens = len(asked.request.prompt_ids)
+        if rollout.name not in self._rollouts:
+            self._rollouts[rollout.name] = rollout
+            rollout.waiting.append(asked)
+            rollout.prompt_tokens = self._begun.get(rollout.name, tokens)
+            group = rollout.name.rpartition("/")[0]
+            self._apply(self._scheduler.arrive(rollout.name, group, rollout.prompt_tokens, tokens))
+        elif not rollout.in_turn:
+            rollout.in_turn = True
+            rollout.waiting.append(asked)
+            self._apply(self._scheduler.turn_asked(rollout.name, tokens))
+        elif rollout.member is not None:
+            self._to_send.append((rollout.member, asked))
+        else:
+            rollout.waiting.append(asked)
+
+    def _apply(self, placements: Iterable[Placement]) -> None:
+        for placement in placements:
+            rollout = self._rollouts[placement.rollout]
+            rollout.member = self._members[placement.engine]
+            self._to_send += [(rollout.member, asked) for asked in rollout.waiting]
+            rollout.waiting.clear()
+            if not rollout.asked:  # what it waited for was taken back
+                self._turn_over(rollout)
+
+    def _turn_over(self, rollout: RoutedRollout) -> None:
+        if self._rollouts.get(rollout.name) is not rollout:
+            return
+        if rollout.once:
+            del self._rollouts[rollout.name]
+            self._apply(self._scheduler.ended(rollout.name, counted=False))
+        elif (
+            rollout.in_turn and rollout.member is not None
+        ):  # one that waits in the queue ends its turn once it is placed
+            rollout.in_turn = False
+            self._apply(self._scheduler.turn_ended(rollout.name))
+
+    # without it
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                if not self._to_send:
+                    return
+                member, asked = self._to_send.pop(0)
+                if asked not in asked.rollout.asked:
+                    continue  # taken back meanwhile
+                if member.held is not None:
+                    member.held.append(asked)
+                    continue
+                member.asked.add(asked)
+                asked.attempt += 1
+                attempt = asked.attempt
+                asked.name, asked.tokens = f"{self._own}-{next(self._numbers)}", len(asked.request.prompt_ids)
+                asked.heard_at, asked.listed = self._clock(), False
+            try:
+                inner = member.engine.submit(replace(asked.request, name=asked.name))
+            except ModelError as error:
+                inner = Future[Completion]()
+                inner.set_exception(error)
+            asked.inner = inner
+            inner.add_done_callback(partial(self._answered, member, asked, attempt))
+
+    def _answered(self, member: Member, asked: RoutedRequest, attempt: int, inner: Future[Completion]) -> None:
+        with self._lock:
+            member.asked.discard(asked)
+            self._changed.notify_all()
+            stale = asked.attempt != attempt or inner.cancelled()
+            if not inner.cancelled():
+                member.advanced_at = self._clock()
+                self._answers[member.name] += inner.exception() is None
+        if stale:
+            return
+        error = inner.exception()
+        if isinstance(error, ServerGoneError) and asked.request.on_token is None:
+            with self._lock:
+                known = self._members.get(member.name) is member
+                member.asked.add(asked)  # to be asked again with the others
+            if known:
+                self.leave(member.name)
+                return
+        self._settle(asked, error or inner.result())
+
+    def _settle(self, asked: RoutedRequest, answer: BaseException | Completion) -> None:
+        with self._lock:
+            rollout = asked.rollout
+            if asked not in rollout.asked:
+                return
+            rollout.asked.discard(asked)
+            if isinstance(answer, Completion):
+                self._grow(rollout.name, len(asked.request.prompt_ids) + len(answer.token_ids))
+            if not rollout.asked:
+                self._turn_over(rollout)
+        if asked.future.set_running_or_notify_cancel():
+            if isinstance(answer, BaseException):
+                asked.future.set_exception(answer)
+            else:
+                asked.future.set_result(answer)
+        self._send()
+
+    def _taken_back(self, asked: RoutedRequest, future: Future[Completion]) -> None:
+        if not future.cancelled():
+            return
+        with self._lock:
+            if asked not in asked.rollout.asked:
+                return
+            asked.rollout.asked.discard(asked)
+        self._drop(asked)
+        with self._lock:
+            if not asked.rollout.asked:
+                self._turn_over(asked.rollout)
+        self._send()
+
+    def _drop(self, asked: RoutedRequest) -> None:
+        """Take a request away from wherever it is."""
+        with self._lock:
+            asked.attempt += 1
+            for member in self._members.values():
+                member.asked.discard(asked)
+                if member.held is not None and asked in member.held:
+                    member.held.remove(asked)
+            if asked in asked.rollout.waiting:
+                asked.rollout.waiting.remove(asked)
+            self._changed.notify_all()
+        if asked.inner is not None:
+            asked.inner.cancel()

@@ -1,0 +1,351 @@
+"""One vLLM server of a fleet: there or away, ours or others'."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.engine import Completion, GenerationRequest
+from hrm_agent.models.vllm.engine import VllmEngine, open_vllm
+from hrm_agent.models.vllm.launch import LaunchOptions, VllmProcess
+from hrm_agent.models.vllm.server import ServerGoneError, ServerSilentError, parse_address
+from hrm_agent.models.vllm.weights import Compared, ServerFacts, Watched, WeightsClient
+from hrm_agent.training.engines.costs import IterationCosts, measure_costs
+from hrm_agent.training.engines.weights import Publication
+from hrm_agent.trajectory import Sampling
+
+__all__ = ["FleetOptions", "FleetServer", "Shown"]
+
+_SICK_LOOKS = 3
+"""Looks in a row that a server may leave unanswered."""
+_STARTS = 3
+"""Of one server, one after another without its ever answering."""
+_SAMPLE = Sampling(temperature=1.0, max_tokens=48, seed=1)
+_ONE_TOKEN = Sampling(temperature=1.0, max_tokens=1, seed=1)
+_SAMPLE_SECONDS = 120.0
+_COUNT_SECONDS = 2.0
+"""Seconds by which a server's counters may lag behind its answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """Which servers, and how they are dealt with."""
+
+    run: Path
+    """The run's folder: logs go to `engines` in it."""
+    servers: tuple[str, ...] = ()
+    """`vllm:URL?OPTIONS` of servers that others started."""
+    launch: LaunchOptions | None = None
+    """How servers of our own are started."""
+    count: int = 0
+    """Number of servers of our own."""
+    tokenizer: str = ""
+    """Folder of the tokenizer that they are to have; empty: what they say."""
+    weights: Path | None = None
+    """Folder that trainer and servers see, for weights; None: the memory of this machine."""
+    collective: bool = False
+    """Weights are sent to the servers' workers, and lie in no folder."""
+    address: str = ""
+    """Of this machine, for weights that are sent; empty: the one that it has towards each server."""
+    tolerance: float | None = None
+    """How far log-probs may differ after a publish; None: by dtype."""
+    unproved: bool = False
+    """True if weights that cannot be looked at are taken on trust."""
+    base: Path | None = None
+    """Folder of the weights that an adapter stands on."""
+    abort: bool = False
+    """Requests under way at a publish are asked again with the new weights, in place of being waited for."""
+    patience: float = 600.0
+    """Seconds that requests wait for a server to be there, a publish for one to be done, and everybody for one that
+    says nothing of what it is at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Evidence that a server has given of its weights."""
+
+    compared: Compared
+    """Its tensors, held to the trainer's."""
+    sample: Completion | None
+    """Taken as any rollout is, after `head`; None where nobody asked for one."""
+    kept_cache: bool
+    """True if it had the former weights' keys and values still."""
+    watched: Watched
+    """State of the server after that."""
+
+
+class FleetServer:
+    """One vLLM server: its process, its connections, and the weights it was given."""
+
+    def __init__(self, number: int, options: FleetOptions) -> None:
+        """The first `options.count` are ours; the others stand in `options.servers`."""
+        self.name = f"server-{number}"
+        self.engine: VllmEngine | None = None
+        """To sample with; None while it is away."""
+        self.facts: ServerFacts | None = None
+        """Size of its cache, and so on; None while it is away."""
+        self.refused: ModelError | None = None
+        """Why nothing more is expected of it."""
+        self.took: int | None = None
+        """Version of the weights that it was given; None since it was last away."""
+        self.proved: Watched | None = None
+        """State at its last proof (None: it was given weights since, or was away)."""
+        self._options, self._number = options, number
+        self._given = "" if number < options.count else options.servers[number - options.count]
+        self._process: VllmProcess | None = None
+        self._weights: WeightsClient | None = None
+        self._adapter = ""
+        self._base_compared = False
+        """True if what adapters stand on was looked at; the digest says if that changes."""
+        self._counts = True
+        """True if it counts what it looks for in its cache."""
+        self._unanswered = self._starts = 0
+
+    @property
+    def url(self) -> str:
+        """Where it is; its name before it was started."""
+        if self._given:
+            return parse_address(self._given).url
+        return self._process.url if self._process is not None else self.name
+
+    @property
+    def kind(self) -> tuple[str, ServerFacts | None]:
+        """Equal for servers that cost the same: the same one with the same options, and all of ours."""
+        return self._given, self.facts
+
+    @property
+    def dtype(self) -> str:
+        """Of its weights."""
+        assert self.facts is not None
+        return self.facts.dtype
+
+    @property
+    def pid(self) -> int | None:
+        """Of one of ours that runs."""
+        return self._process.pid if self._process is not None and self._process.ended is None else None
+
+    def look(self) -> str | None:
+        """See whether it is there, and what it is if it has come; why it is lost, if it is. Raises what it refuses by.
+
+        One of ours is started where it does not run.
+        """
+        if self.refused is not None:
+            return None
+        ended = self._process.ended if self._process is not None else None
+        if not self._given and (self._process is None or ended is not None):
+            self._start(ended)
+            return f"it {ended.splitlines()[0]}" if ended is not None else None
+        if self._healthy():
+            self._unanswered = 0
+            if self.engine is None:
+                self._open()
+            return None
+        if self.engine is None:
+            return None
+        self._unanswered += 1
+        if self._unanswered < _SICK_LOOKS:
+            return None
+        self.end()
+        return f"it has not answered {_SICK_LOOKS} times"
+
+    def is_there(self) -> bool:
+        """Whether it answers now."""
+        return (self._process is None or self._process.ended is None) and self._healthy()
+
+    def take(self, publication: Publication) -> None:
+        """Give it the weights of a version, and name that version in what it samples from now on."""
+        engine, weights = self._here()
+        self.proved = None
+        engine.cache_salt = ""
+        if publication.adapter:
+            assert isinstance(publication.source, Path)
+            weights.take_adapter(publication.source, publication.adapter)
+        else:
+            with self._offered(publication) as source:
+                weights.take(source, publication.version)
+        self.took = publication.version
+        engine.serve(publication.version, publication.adapter)
+        if self._adapter and self._adapter != publication.adapter:
+            weights.drop_adapter(self._adapter)
+        self._adapter = publication.adapter
+
+    def head(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """These tokens, again and again: more than a block of its cache, which a shorter prompt would never fill."""
+        engine, _ = self._here()
+        assert self.facts is not None
+        most = (engine.max_length or 1 << 20) // 2
+        wanted = min(most, 2 * self.facts.block_tokens + len(token_ids))
+        return tuple((list(token_ids) * (wanted // len(token_ids) + 1))[:wanted])
+
+    def prime(self, publication: Publication) -> None:
+        """Have its cache hold what the proof of the next weights begins with."""
+        if self.proved is not None:
+            self._sampled(self.head(publication.texts[0].token_ids), _ONE_TOKEN)
+
+    def show(self, publication: Publication, *, sampled: bool) -> Shown:
+        """Compare its tensors, sample if wanted, and look at what it is then."""
+        _, weights = self._here()
+        compared = self._compared(publication)
+        sample, kept = None, False
+        if sampled:
+            before = weights.cache_hits() if self._counts else None
+            sample = self._sampled(self.head(publication.texts[0].token_ids), _SAMPLE)
+            kept = before is not None and self._found_since(before)
+        return Shown(compared, sample, kept, self.watch(digest=True))
+
+    def watch(self, *, digest: bool) -> Watched:
+        """State now; with `digest`, all of its weights are read."""
+        return self._here()[1].watch(digest=digest)
+
+    def salt(self, salt: str) -> None:
+        """From the next request on its cache is shared among those with the same one only."""
+        self._here()[0].cache_salt = salt
+
+    def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Of a text's tokens but the first."""
+        return self._here()[1].logprobs(token_ids, self._adapter or None)
+
+    def measured(self) -> IterationCosts:
+        """What its iterations cost. Nobody else may ask it meanwhile; its cache is empty afterwards."""
+        engine, weights = self._here()
+        assert self.facts is not None
+
+        def ask(prompts: Sequence[Sequence[int]], sampled: int) -> float:
+            started = time.perf_counter()
+            weights.sample(prompts, sampled, self._adapter or None)
+            return time.perf_counter() - started
+
+        sizes = {"max_running": self.facts.max_running, "kv_tokens": self.facts.kv_tokens}
+        found = measure_costs(ask, **sizes, max_length=engine.max_length)
+        weights.drop_cache()
+        return found
+
+    def forget(self) -> None:
+        """It is away."""
+        engine, weights = self.engine, self._weights
+        self.engine = self._weights = self.facts = self.took = self.proved = None
+        self._adapter, self._base_compared, self._counts = "", False, True
+        self._unanswered = 0
+        if engine is not None:
+            engine.close()
+        if weights is not None:
+            weights.close()
+
+    def end(self) -> None:
+        """It hangs: one of ours ends, and the next look starts another."""
+        if self._process is not None:
+            self._process.stop()
+
+    def refuse(self, error: ModelError) -> None:
+        """Expect nothing more of it."""
+        self.refused = error
+
+    def close(self) -> None:
+        """It is needed no more: one of ours ends."""
+        self.forget()
+        self.end()
+
+    def _sampled(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
+        engine, _ = self._here()
+        try:
+            return engine.submit(GenerationRequest(tuple(prompt), sampling)).result(_SAMPLE_SECONDS)
+        except TimeoutError as error:
+            said = (
+                f"The vLLM server at {self.url} has not sampled {sampling.max_tokens} tokens in {_SAMPLE_SECONDS:g} s."
+            )
+            raise ServerSilentError(said, "See its log; `hrm-agent resume` continues a run that stopped.") from error
+
+    def _found_since(self, before: tuple[float, float]) -> bool:
+        """True if its cache had anything of what it was asked for since; its counters come a little later."""
+        _, weights = self._here()
+        until = time.monotonic() + _COUNT_SECONDS
+        while (now := weights.cache_hits() or before)[0] <= before[0] and time.monotonic() < until:
+            time.sleep(_COUNT_SECONDS / 40)
+        self._counts = now[0] > before[0]  # one without a cache of prefixes is asked once
+        return now[1] > before[1]
+
+    def _compared(self, publication: Publication) -> Compared:
+        _, weights = self._here()
+        if not publication.adapter:
+            with self._offered(publication) as source:
+                return weights.compared(source)
+        found = weights.compared(str(publication.source))
+        if self._options.base is None or self._base_compared:
+            return found
+        try:
+            base = weights.compared(str(self._options.base))
+        except ServerGoneError as error:
+            if not self.is_there():
+                raise
+            return replace(found, unknown=(*found.unknown, f"what the adapter stands on: {error.message}"))
+        self._base_compared = not base.unknown
+        return replace(found, differing=(*found.differing, *base.differing), unknown=(*found.unknown, *base.unknown))
+
+    def _here(self) -> tuple[VllmEngine, WeightsClient]:
+        engine, weights = self.engine, self._weights
+        if engine is None or weights is None:
+            raise ServerGoneError(f"The vLLM server at {self.url} is away.", "It is waited for; or resume the run.")
+        return engine, weights
+
+    @contextmanager
+    def _offered(self, publication: Publication) -> Generator[str]:
+        """What the server is told of where all weights are to be had; valid within."""
+        _, weights = self._here()
+        if isinstance(publication.source, Path):
+            yield str(publication.source)
+            return
+        with publication.source.offered(self.url, weights.gpus()) as offer:
+            yield offer
+
+    def _start(self, ended: str | None) -> None:
+        launch = self._options.launch
+        assert launch is not None, "only servers of our own have no address"
+        if self._starts == _STARTS:
+            raise ModelError(
+                f"A vLLM server was started {_STARTS} times and never answered: the last one {ended}",
+                "Mend what its log says; --server-options takes further options of `vllm serve`.",
+            )
+        self._starts += 1
+        log = self._options.run / "engines" / f"{self.name}.log"
+        sys.stderr.write(f"hrm-agent: starting a vLLM server; it writes to {log}.\n")
+        self._process = VllmProcess(launch, log, self._number)
+
+    def _healthy(self) -> bool:
+        address = parse_address(self._given or f"vllm:{self.url}")
+        weights = self._weights
+        if weights is not None:
+            return weights.is_healthy()
+        with suppress(ModelError):
+            asked = WeightsClient(address, "")
+            try:
+                return asked.is_healthy()
+            finally:
+                asked.close()
+        return False
+
+    def _open(self) -> None:
+        name = self._given or f"vllm:{self.url}"
+        if self._options.tokenizer and "tokenizer=" not in name:
+            name += f"{'&' if '?' in name else '?'}tokenizer={self._options.tokenizer}"
+        try:
+            engine = open_vllm(name, seconds=math.inf)  # who hears of its tokens says when it has fallen silent
+            weights = WeightsClient(engine.address, engine.model, self._options.patience)
+            facts = weights.facts()
+            weights.watch()  # says whether it takes weights at all
+            self._refuse_replicas(facts)
+        except ServerGoneError:
+            return  # looked at again
+        self.engine, self._weights, self.facts, self._starts = engine, weights, facts, 0
+
+    def _refuse_replicas(self, facts: ServerFacts) -> None:
+        if self._options.collective and facts.replicas > 1:
+            raise ModelError(
+                f"The vLLM server at {self.url} has {facts.replicas} sets of workers, and weights can be sent to one.",
+                "Set weights_by = file, or start a server for each in place of --data-parallel-size.",
+            )

@@ -1,0 +1,100 @@
+"""What a step's rollouts say of a training beyond its accuracy: rewards, lengths, staleness, and each role's part."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hrm_agent.training.evaluation.roles import role_counts
+from hrm_agent.training.rollout.eligibility import fault_of
+from hrm_agent.training.update.advantages import as_recorded
+from hrm_agent.training.update.batch import no_gradient
+from hrm_agent.trajectory import Overlay, Trajectory, Verdict
+from hrm_agent.trajectory.forest import training_roots
+
+__all__ = ["roles_of_step", "rollout_metrics"]
+
+
+def rollout_metrics(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, float]:
+    """Rewards of the rollouts that can be judged, as they were judged, and lengths of all."""
+    judged = {overlay.trajectory_id: overlay.reward for overlay in overlays}
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for each in rollouts:
+        if fault_of(each) is None:
+            rewards[each.group_id].append(judged[each.id])
+    every = [reward for group in rewards.values() for reward in group]
+    lengths = sorted(each.sampled_tokens for each in rollouts)
+    return {
+        "rollout/reward_mean": _mean(every),
+        "rollout/reward_std": statistics.pstdev(every) if every else float("nan"),
+        "rollout/reward_std_in_group": _mean([statistics.pstdev(group) for group in rewards.values()]),
+        **{f"rollout/sampled_tokens_{name}": _quantile(lengths, q) for name, q in _QUANTILES.items()},
+        "rollout/model_calls": _mean([len(each.own_calls) for each in rollouts]),
+        "rollout/sequences": _mean([len(training_roots(each)) for each in rollouts]),
+    }
+
+
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "max": 1.0}
+
+
+def roles_of_step(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -> dict[str, dict[str, float]]:
+    """By role: what it does in all rollouts, and what of the kept ones it is trained on.
+
+    `tokens`, sampled in a rollout; `entropy`, the mean of -log p as the engine recorded it; `failed`, the share of its
+    runs without what the role has to give; `tool_errors`, the share of its tool calls; `weight_share`, of the sum of
+    |weight| over all trained tokens; `advantage`, the mean weight of its trained tokens.
+    """
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    surprise: Counter[str] = Counter()
+    for each in rollouts:
+        for role, found in role_counts(each).items():
+            counts[role].update(found)
+        for call in each.own_calls:
+            sampled = (log for log, free in zip(call.logprobs, call.mask, strict=False) if free)
+            surprise[call.identity.role] += -sum(sampled)  # pyright: ignore[reportArgumentType] - a float
+    trained, signed, absolute = _weights(rollouts, overlays)
+    total = sum(absolute.values())
+    return {
+        role: {
+            "tokens": found["sampled_tokens"] / max(1, len(rollouts)),
+            "entropy": surprise[role] / max(1, found["sampled_tokens"]),
+            "failed": found["failed"] / max(1, found["runs"]),
+            "tool_errors": found["tool_errors"] / max(1, found["tool_calls"]),
+            "weight_share": absolute[role] / total if total else 0.0,
+            "advantage": signed[role] / max(1.0, trained[role]),
+        }
+        for role, found in counts.items()
+    }
+
+
+_ByRole = Mapping[str, float]
+
+
+def _weights(rollouts: Sequence[Trajectory], overlays: Sequence[Overlay]) -> tuple[_ByRole, _ByRole, _ByRole]:
+    """Of the trained tokens by role: their number, the sum of their weights, and of the weights' sizes."""
+    by_id = {each.id: each for each in rollouts}
+    kept = [each for each in overlays if each.verdict is Verdict.KEPT]
+    whole = [by_id[each.trajectory_id] for each in kept]
+    weights = as_recorded(whole, kept)
+    tokens: defaultdict[str, float] = defaultdict(float)
+    signed: defaultdict[str, float] = defaultdict(float)
+    absolute: defaultdict[str, float] = defaultdict(float)
+    for trajectory in whole:
+        for call in trajectory.own_calls:
+            if call.id not in weights or no_gradient(call, trajectory.policy) is not None:
+                continue
+            role, weight = call.identity.role, weights[call.id]
+            tokens[role] += call.sampled_tokens
+            signed[role] += weight * call.sampled_tokens
+            absolute[role] += abs(weight) * call.sampled_tokens
+    return tokens, signed, absolute
+
+
+def _mean(values: Sequence[Any]) -> float:
+    return statistics.fmean(values) if values else float("nan")
+
+
+def _quantile(ordered: Sequence[int], share: float) -> float:
+    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else float("nan")

@@ -1,1 +1,0 @@
-"""Rollout workers that are actors of a Ray cluster: `cluster.py` is the way in."""

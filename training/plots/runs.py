@@ -1,0 +1,182 @@
+"""Runs as they are plotted: metrics by step as the console counts, and what was measured on held-out problems.
+
+A run that is being written is read as far as it is. A line that is no row is left out, and the run says which one it
+was: a picture of the rest is worth more than none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from hrm_agent.basics.intervals import Estimate, wilson_interval
+from hrm_agent.config import COMMAND_KEY, CONFIG_FILE
+from hrm_agent.errors import ConfigError, RunError, nearest
+from hrm_agent.training.config.trackers import TRACK_KEYS
+from hrm_agent.training.metrics import METRICS_FILE, flattened, parse_row, row_numbers
+
+__all__ = ["Axis", "Kind", "PlottedRun", "plotted_rows", "read_run"]
+
+Axis = Literal["step", "tokens", "seconds"]
+"""What curves are drawn over: steps, or the completion tokens or seconds that they have taken together."""
+Kind = Literal["rl", "sft"]
+
+_TRAINS = {"train rl": "rl", "train sft": "sft", "demo": "rl"}
+"""Commands whose runs have steps -> what is trained by."""
+_PHASES = ("evaluation_seconds", "rollout_seconds", "reward_seconds", "select_seconds", "update_seconds")
+_UNIMPORTANT = {"seed", "store", "otel", "otel_content", *TRACK_KEYS}
+"""Keys that do not make another configuration: the seed, where the record lies, and where it is sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlottedRun:
+    """One run, one entry a step in each list."""
+
+    name: str
+    """Name of its folder."""
+    kind: Kind
+    """Reinforcement or fine-tuning: metrics of one name mean different things in the two."""
+    steps: Sequence[int]
+    """Numbers of the steps as the console counts them, from 1, rising."""
+    metrics: Mapping[str, Sequence[float]]
+    """By name; nan where a step has none. Those of a role are `roles/ROLE/NAME`."""
+    held_out: Mapping[int, Estimate] = field(default_factory=dict[int, Estimate])
+    """Accuracy on held-out problems, with its 95 % interval, by the number of updates behind the weights."""
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values by key, `table/key` within a table, without the seed; empty where they are not on record."""
+    seed: Any = None
+    """Its seed; None where it is not on record."""
+    broken: Sequence[int] = ()
+    """Numbers, from 1, of lines of the file that are no rows."""
+
+    def over(self, axis: Axis) -> list[float]:
+        """Where each step stands on an axis. Raises `ConfigError` where the run does not say."""
+        if axis == "step":
+            return [float(step) for step in self.steps]
+        if axis == "seconds":
+            parts = [self.metrics[name] for name in (*_PHASES, "seconds") if name in self.metrics]
+            taken = [math.fsum(x for x in row if math.isfinite(x)) for row in zip(*parts, strict=True)]
+        elif self.kind == "sft":
+            taken = list(self.metrics.get("tokens", ()))
+        else:
+            names = ("rollout/sampled_tokens", "rollout/count")
+            mean_count = zip(*(self.metrics.get(name, ()) for name in names), strict=True)
+            taken = [0.0 if math.isnan(mean * count) else mean * count for mean, count in mean_count]
+        if not taken:
+            raise ConfigError(f"The metrics of {self.name} do not say its {axis}.", "Plot it over --x step.")
+        return list(accumulate(taken))
+
+    def places(self, axis: Axis) -> dict[int, float]:
+        """Where the weights after so many updates stand on an axis; those before the first step at 0."""
+        return {0: 0.0, **dict(zip(self.steps, self.over(axis), strict=True))}
+
+
+def read_run(folder: Path) -> PlottedRun:
+    """Read the config and metrics of a run folder.
+
+    Raises `RunError` if it is not a run folder or has no metrics yet; `ConfigError` if its `config.toml` is unreadable.
+    """
+    config = _config(folder)
+    command = str(config.pop(COMMAND_KEY, ""))
+    rows, broken = _rows(folder / METRICS_FILE, folder, command)
+    training = config.get("train") if command == "demo" else config
+    training = cast("dict[str, Any]", training) if isinstance(training, dict) else {}
+    kind = _TRAINS.get(command) or ("rl" if any("stage" in row or "rollout/count" in row for row in rows) else "sft")
+    evaluation = training.get("evaluation", training)  # earlier versions have all keys side by side
+    problems = evaluation.get("eval_problems") if isinstance(evaluation, dict) else None
+    run = plotted_rows(rows, folder.resolve().name, cast("Kind", kind), problems if isinstance(problems, int) else 0)
+    held_out = dict(run.held_out) or (_of_demo(folder) if command == "demo" else {})
+    flat = {
+        key: value
+        for key, value in flattened({COMMAND_KEY: command, **config}).items()
+        if key.rpartition("/")[2] not in _UNIMPORTANT
+    }
+    return PlottedRun(
+        name=run.name,
+        kind=run.kind,
+        steps=run.steps,
+        metrics=run.metrics,
+        held_out=held_out,
+        config=flat if config else {},
+        seed=training.get("seed"),
+        broken=broken,
+    )
+
+
+def plotted_rows(rows: Sequence[Mapping[str, Any]], name: str, kind: Kind = "rl", problems: int = 0) -> PlottedRun:
+    """Rows of `metrics.jsonl` as they are plotted. `problems`: how many held-out ones `eval/correct` is a share of."""
+    first = 1 if kind == "rl" else 0
+    flat = [row_numbers(row) for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    steps = [int(row["step"]) + first for row in rows]
+    metrics = {name: [row.get(name, math.nan) for row in flat] for name in names}
+    found = zip(steps, metrics.get("eval/correct", ()), strict=False)
+    held_out = {step: _share(value, problems) for step, value in found if not math.isnan(value)}
+    return PlottedRun(name=name, kind=kind, steps=steps, metrics=metrics, held_out=held_out)
+
+
+def _share(value: float, problems: int) -> Estimate:
+    low, high = wilson_interval(value * problems, problems) if problems > 0 else (value, value)
+    return Estimate(value, low, high)
+
+
+def _of_demo(folder: Path) -> dict[int, Estimate]:
+    """What the demo found before and after its training; empty where it has not got there."""
+    try:
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        ends = {0: report["before"], int(report["steps"]): report["after"]}
+        found = {at: (one["pass_at_1"], *one["interval"]) for at, one in ends.items()}
+        return {at: Estimate(float(value), float(low), float(high)) for at, (value, low, high) in found.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / CONFIG_FILE} cannot be read as TOML: {error}.", "Mend it, or delete it."
+        ) from error
+
+
+def _rows(path: Path, folder: Path, command: str) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows by step, the last one of each, and the numbers of lines that are none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise _no_run(folder, command) from error
+    rows: dict[int, dict[str, Any]] = {}
+    broken: list[int] = []
+    for number, line in enumerate(lines, 1):
+        row = parse_row(line)
+        if row is not None:
+            rows[row["step"]] = row
+        elif line.strip("\0 \r\t") and number < len(lines):  # the last one is being written
+            broken.append(number)
+    if not rows:
+        why = f"none of its {len(broken)} lines is a row" if broken else "its first step is not over"
+        raise RunError(f"{path} has no steps: {why}.", f"`hrm-agent resume {folder}` goes on with the run.")
+    return [rows[step] for step in sorted(rows)], broken
+
+
+def _no_run(folder: Path, command: str) -> RunError:
+    if command in _TRAINS:
+        return RunError(f"{folder} has no metrics yet: its first step is not over.", "Try again when it is.")
+    if command:
+        message = f"{folder} was made by `hrm-agent {command}`, which takes no steps: there is nothing to plot."
+        return RunError(message, "Name runs of `train rl`, `train sft` or `demo`.")
+    if folder.exists():
+        return RunError(
+            f"{folder} is no run: it has no {METRICS_FILE}.", "Name the folder of a run, as --out named it."
+        )
+    beside = [str(path) for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+    return RunError(f"There is no folder {folder}.", nearest(str(folder), beside) or "Name the folder of a run.")

@@ -1,0 +1,1 @@
+"""Ranks of one training: processes that share its batches."""

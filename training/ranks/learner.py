@@ -1,0 +1,204 @@
+"""The learner of one of several ranks. What the first one does, the others are told to do with it.
+
+With `ddp` each rank holds all weights and the whole optimiser, and gradients are averaged; checkpoints are those of one
+process. With `fsdp2` each holds a share of both, and writes its share of a checkpoint. Either way the policy's own
+module is whole on each rank: it is what the engine samples with, and what rank 0 saves.
+
+A rank that is led: it runs the rollouts that rank 0 hands to it, and takes part in each update.
+
+It has a learner and an engine of its own, and the run's store open; of the run's folder it touches only what rank 0
+names: a checkpoint that it reads, or, where weights are sharded, writes its share of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from hrm_agent.basics.frozen_heap import frozen_heap
+from hrm_agent.errors import RunError
+from hrm_agent.models import Engine
+from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.ranks.processes import Ranks
+from hrm_agent.training.update.batch import MicroBatch
+from hrm_agent.training.update.learner import OPTIMIZER_FILE, Learner
+from hrm_agent.training.update.optimizers import make_adamw
+from hrm_agent.training.update.sharded_checkpoint import is_sharded, read_sharded, write_sharded
+from hrm_agent.training.update.sharded_weights import gather, shard, take_whole
+from hrm_agent.training.workers.process import opened_rollouts
+from hrm_agent.training.workers.wire import Message
+
+__all__ = ["RankLearner", "follow", "led", "shared_out"]
+
+
+class RankLearner(Learner):
+    """Weights of which the ranks hold copies or shares."""
+
+    def __init__(self, config: GrpoConfig, ranks: Ranks, folder: Path | None = None) -> None:
+        """All ranks have to make theirs together. `folder`: the run's, of rank 0."""
+        self._ranks = ranks
+        self._sharded = ranks.sharding == "fsdp2"
+        super().__init__(config, ranks.accelerator, folder)
+        if self._sharded and self._reference is not None:
+            self._reference = self._shard(self._reference).eval().requires_grad_(False)
+        self._by_sequence = config.loss.objective == "gspo" or config.loss.correction == "sequence"
+
+    def _prepared(self, model: Any) -> tuple[Any, Any]:
+        if not self._sharded:
+            return super()._prepared(model)
+        sharded = self._shard(model)
+        return sharded, make_adamw(sharded, self._config.optim)
+
+    def _shard(self, model: Any) -> Any:
+        return shard(model, ranks=self._ranks.count, device=self.accelerator.device)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Samples with all weights, on each rank; servers are rank 0's."""
+        if self._on_servers:
+            return super().engine
+        engine = TransformersEngine(self._policy.model, self.codec, name=self.name)
+        engine.publish(self.version)
+        return engine
+
+    def publish(self, version: int) -> None:
+        if self._sharded:
+            with self._ranks.exchange():
+                gather(self.model, self._policy.model)
+        super().publish(version)
+
+    def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
+        """On rank 0: of all batches. The others are told theirs."""
+        if self._ranks.leads:
+            shares = shared_out(batches, self._ranks.count, whole=self._by_sequence)
+            self._ranks.order("update", lambda rank: (shares[rank], rate))
+            batches = shares[0]
+        with self._ranks.exchange():
+            return super().update(batches, rate)
+
+    def begin_optimizer_afresh(self) -> None:
+        self._ranks.order("afresh")
+        super().begin_optimizer_afresh()
+
+    def write(self, folder: Path) -> None:
+        if not self._sharded:
+            super().write(folder)
+            return
+        self._ranks.order("write", lambda _: (folder,))
+        with self._ranks.exchange():
+            write_sharded(folder, self.model, self.optimizer)
+
+    def read(self, folder: Path, version: int) -> None:
+        self._ranks.order("read", lambda _: (folder, version))
+        if not self._sharded:
+            super().read(folder, version)
+            return
+        with self._ranks.exchange():
+            if is_sharded(folder):
+                read_sharded(folder, self.model, self.optimizer)
+            else:
+                kept = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
+                self._policy.read(folder)
+                take_whole(self.model, self.optimizer, self._policy.model, kept)
+        self.publish(version)
+
+
+def shared_out(
+    batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], ranks: int, *, whole: bool = False
+) -> list[list[list[MicroBatch]]]:
+    """By rank, its micro-batches of each optimiser step: in turn, for they come longest first.
+
+    `whole`: the tokens of a trajectory stay on one rank, because something is computed over all of them.
+    """
+    given = [batches] if all(isinstance(each, MicroBatch) for each in batches) else batches
+    steps = [list(each) for each in cast("Sequence[Sequence[MicroBatch]]", given)]
+    shares: list[list[list[MicroBatch]]] = [[] for _ in range(ranks)]
+    for step in steps:
+        parts = _by_trajectories(step) if whole else [[batch] for batch in step]
+        for rank in range(ranks):
+            shares[rank].append([batch for part in parts[rank::ranks] for batch in part])
+    return shares
+
+
+def _by_trajectories(batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
+    """The micro-batches, those together that have tokens of one trajectory."""
+    parts: list[tuple[set[int], list[MicroBatch]]] = []
+    for batch in batches:
+        sequences, together = set(batch.sequences_K.tolist()), [batch]
+        for part in [each for each in parts if each[0] & sequences]:
+            parts.remove(part)
+            sequences, together = sequences | part[0], part[1] + together
+        parts.append((sequences, together))
+    return [together for _, together in parts]
+
+
+_OVER = "over"
+
+
+def led(ranks: Ranks, config: GrpoConfig, folder: Path) -> RankLearner:
+    """The learner of rank 0, with which the others make theirs."""
+    ranks.order("begin", lambda _: (config,))
+    return RankLearner(config, ranks, folder)
+
+
+async def follow(ranks: Ranks) -> None:
+    """Do what rank 0 says until the training ends. Raises `RunError` where that rank ended before it, and unsaid.
+
+    Where it has told an error, it says the rest itself: this process ends with exit code 1.
+    """
+    leader = ranks.links[0]
+    orders: asyncio.Queue[Message] = asyncio.Queue()
+    leader.hear(orders.put_nowait, lambda: orders.put_nowait((_OVER,)))
+    learner: RankLearner | None = None
+    rollouts: asyncio.Queue[Message] = asyncio.Queue()
+    async with AsyncExitStack() as stack:
+        while True:
+            kind, *rest = await orders.get()
+            if kind == "begin":
+                learner = RankLearner(rest[0], ranks)
+            elif kind == "end":
+                break
+            elif kind == _OVER:
+                if leader.failure is not None:
+                    sys.exit(1)
+                raise ranks.ended(0)
+            elif learner is None:
+                raise RunError(f"Rank 0 said {kind!r} before the training began.", "Start all ranks of one version.")
+            elif kind == "open":
+                setup = pickle.loads(rest[0])  # noqa: S301 - only rank 0 can write it
+                runs = await stack.enter_async_context(opened_rollouts(setup, leader, learner.engine))
+                serving = asyncio.create_task(runs.serve(rollouts))
+                stack.push_async_callback(_end, serving, rollouts)
+                stack.enter_context(frozen_heap())
+            elif kind in ("run", "stop"):
+                rollouts.put_nowait((kind, *rest))
+            else:
+                _train(learner, kind, *rest)
+    if learner is not None and "engine" in learner.__dict__:
+        learner.engine.close()
+
+
+async def _end(serving: asyncio.Task[None], rollouts: asyncio.Queue[Message]) -> None:
+    """Cancel what is under way: it is resumed from the record."""
+    rollouts.put_nowait((_OVER,))
+    await serving
+
+
+def _train(learner: RankLearner, kind: str, *rest: Any) -> None:
+    """A step that all ranks take together; nothing else goes on here meanwhile."""
+    steps: dict[str, Callable[..., Any]] = {
+        "update": learner.update,
+        "read": learner.read,
+        "write": learner.write,
+        "afresh": learner.begin_optimizer_afresh,
+    }
+    steps[kind](*rest)

@@ -1,0 +1,169 @@
+"""What the ranks of a training say to each other beside their tensors: the first one leads, the others do what it says.
+
+Rank 0 has a connection to each other rank. Not the process group of the tensors, because a follower waits for its next
+order as long as rollouts take, which no timeout fits; and because the end of a connection tells at once that a process
+has ended, whatever ended it.
+
+A frame is that of `hrm_agent.training.workers.wire`, after its length. The ranks are processes of one program and one
+user, as torchrun has started them: what one says, another may unpickle. Who connects has to know a secret that the
+process group carried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from hrm_agent.errors import RunError
+from hrm_agent.training.workers.wire import LENGTH, Message, packed, unpacked
+
+__all__ = ["FALLEN", "RankLink", "RankListener", "linked_to"]
+
+FALLEN = "fallen"
+"""Message of a process that ends by an error, which it tells."""
+_SECRET_BYTES = 32
+_CONNECT_SECONDS = 60.0
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""A machine that lost its power says nothing: after a minute and a half its connections are over."""
+
+
+class RankLink:
+    """A connection to another rank. Thread-safe."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection, self._file = connection, connection.makefile("rb")
+        self._sending, self._hearing = threading.Lock(), threading.Lock()
+        self._heard: list[Message] = []
+        self._listener: tuple[Callable[[Message], None], Callable[[], None]] | None = None
+        self.failure: str | None = None
+        """The error that has ended the other process, where it has said so."""
+        self.ended = threading.Event()
+        """The other process has ended, or has closed the connection."""
+        threading.Thread(target=self._read, name="rank", daemon=True).start()
+
+    def send(self, *messages: Message) -> None:
+        """Returns when the other end has them, or is gone: then the end of what it says tells."""
+        data = packed(messages)
+        with self._sending, suppress(OSError):
+            self._connection.sendall(LENGTH.pack(len(data)) + data)
+
+    def hear(self, take: Callable[[Message], None], over: Callable[[], None]) -> None:
+        """`take` is called with each message, those before included, and `over` at the end, in the present loop."""
+        loop = asyncio.get_running_loop()
+
+        def called(what: Callable[..., None], *arguments: Message) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(what, *arguments)
+
+        with self._hearing:
+            self._listener = partial(called, take), partial(called, over)
+            for message in self._heard:
+                self._listener[0](message)
+            self._heard.clear()
+            if self.ended.is_set():
+                self._listener[1]()
+
+    def _read(self) -> None:
+        try:
+            while messages := self._receive():
+                for message in messages:
+                    self._hear(message)
+        finally:
+            with self._hearing:
+                self.ended.set()
+                if self._listener is not None:
+                    self._listener[1]()
+
+    def _hear(self, message: Message) -> None:
+        if message[0] == FALLEN:
+            name, text, _ = message[1]
+            self.failure = f"{name}: {text}"
+            return
+        with self._hearing:
+            if self._listener is None:
+                self._heard.append(message)
+            else:
+                self._listener[0](message)
+
+    def _receive(self) -> Sequence[Message]:
+        """The next messages; none at the end."""
+        with suppress(OSError):
+            header = self._file.read(LENGTH.size)
+            if len(header) == LENGTH.size:
+                (length,) = LENGTH.unpack(header)
+                data = self._file.read(length)
+                if len(data) == length:
+                    return unpacked(data)
+        return ()
+
+    def close(self) -> None:
+        """The other end hears what was sent, and that there is no more."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+
+class RankListener:
+    """Where the other ranks connect to the first one."""
+
+    def __init__(self, host: str) -> None:
+        self._socket = socket.create_server((host, 0))
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+
+    @property
+    def place(self) -> tuple[int, bytes]:
+        """Port, and what to say there."""
+        return self._socket.getsockname()[1], self._secret
+
+    def accept(self, count: int) -> dict[int, RankLink]:
+        """Connections to ranks 1 to `count` - 1, each by its number."""
+        links: dict[int, RankLink] = {}
+        self._socket.settimeout(_CONNECT_SECONDS)
+        with self._socket:
+            while len(links) < count - 1:
+                try:
+                    connection, _ = self._socket.accept()
+                    connection.settimeout(_CONNECT_SECONDS)
+                    said = _exactly(connection, _SECRET_BYTES + LENGTH.size)
+                except TimeoutError:
+                    lacking = sorted(set(range(1, count)) - set(links))
+                    raise RunError(
+                        f"Ranks {lacking} did not connect to rank 0.", "Look whether a firewall is between them."
+                    ) from None
+                if hmac.compare_digest(said[:_SECRET_BYTES], self._secret):
+                    links[LENGTH.unpack(said[_SECRET_BYTES:])[0]] = RankLink(connection)
+                else:
+                    connection.close()
+        return links
+
+
+def linked_to(host: str, place: tuple[int, bytes], rank: int) -> RankLink:
+    """The connection of `rank` to rank 0, which listens at `place`."""
+    port, secret = place
+    try:
+        connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+    except OSError as error:
+        raise RunError(
+            f"Rank {rank} cannot reach rank 0 at {host}:{port}: {error}.", "Look whether a firewall is between them."
+        ) from error
+    connection.sendall(secret + LENGTH.pack(rank))
+    return RankLink(connection)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; fewer where there are no more."""
+    data = b""
+    while len(data) < size and (more := connection.recv(size - len(data))):
+        data += more
+    return data

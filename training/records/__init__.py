@@ -1,0 +1,1 @@
+"""Learning from records: stored runs, their groups, rescored or imported conversations."""

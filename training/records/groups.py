@@ -1,0 +1,339 @@
+"""Which groups of rollouts on record a training learns from, step by step, and what of the record is left out.
+
+They are selected once, before the run has a folder, and kept in it (`groups.json`): a resumed run learns from the same
+ones, by the same rewards, whatever was recorded or scored since. The record itself stays where it is.
+
+Rollouts of a training have steps of their own, by the names of their threads (`RUN/step-7/...`) or by what their run
+judged. If all groups have one, each step takes the groups of one recorded step, in its order; of several runs those of
+the same step together. Else the groups are drawn in an order that the seed decides, as many a step as are asked for.
+After the last of them comes the next pass.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from hrm_agent.basics.files import read_whole, replacing
+from hrm_agent.errors import ConfigError, RunError, StoreError, TaskError
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.evaluation.rubrics import scored_by
+from hrm_agent.training.records.runs import RecordedRuns, TokenReader, is_same_store, opened_runs
+from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT, fault_of
+from hrm_agent.training.rollout.rollout import Attempts
+from hrm_agent.training.select.roc import reward_of
+from hrm_agent.training.update.batch import NoGradient, no_gradient
+from hrm_agent.trajectory import RunStatus, Trajectory, derive_seed, step_in_name
+
+__all__ = ["GROUPS", "RecordedGroup", "RecordedGroups", "attempts_of_group", "kept_groups", "select_groups"]
+
+GROUPS = "groups.json"
+"""File in a run's folder."""
+_UNREADABLE = "cannot be read: `hrm-agent store verify` lists why"
+
+
+class RecordedGroup(BaseModel):
+    """The rollouts of one prompt."""
+
+    model_config = ConfigDict(frozen=True)
+
+    source: int
+    """Number of the place where it is on record, in the order in which places were named."""
+    group_id: str
+    """As on record."""
+    step: int | None
+    """The step that it was sampled in; None for rollouts of no training."""
+    rollouts: tuple[tuple[str, ...], ...]
+    """Of each rollout the trajectories of its attempts."""
+
+
+class RecordedGroups(BaseModel):
+    """What a training learns from."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sources: tuple[str, ...]
+    """Places of the record."""
+    groups: tuple[RecordedGroup, ...]
+    """In the order of their steps, else in that of the record."""
+    rewards: dict[str, dict[str, float]] | None = None
+    """Rewards by trajectory that stand for those on record, where scores were named; None: those on record."""
+    left_out: dict[str, int] = {}
+    """Why, in words -> trajectories."""
+    context: dict[str, int] = {}
+    """Why, in words -> calls of the rollouts that no gradient comes from."""
+    idle: dict[str, int] = {}
+    """Why, in words -> groups that teach nothing as they are."""
+
+    def own_steps(self) -> list[int] | None:
+        """The steps on record; None where groups are drawn."""
+        steps = {group.step for group in self.groups}
+        return None if None in steps else sorted(step for step in steps if step is not None)
+
+    def steps_of_pass(self, prompts_per_step: int) -> int:
+        """Steps in which each group is taken once."""
+        own = self.own_steps()
+        return len(own) if own is not None else -(-len(self.groups) // prompts_per_step)
+
+    def of_step(self, step: int, prompts_per_step: int, seed: int) -> list[RecordedGroup]:
+        """The groups of a step, counted from 0."""
+        turn, place = divmod(step, self.steps_of_pass(prompts_per_step))
+        if (own := self.own_steps()) is not None:
+            return [group for group in self.groups if group.step == own[place]]
+        order = random.Random(derive_seed(seed, "recorded-groups", turn)).sample(self.groups, len(self.groups))
+        return order[place * prompts_per_step :][:prompts_per_step]
+
+    def rewarded(self, trajectory: Trajectory) -> Trajectory:
+        """With the rewards that it is learned by."""
+        if self.rewards is None:
+            return trajectory
+        return trajectory.model_copy(update={"rewards": self.rewards.get(trajectory.id, {})})
+
+    def write(self, folder: Path) -> None:
+        """Keep them in a run's folder."""
+        with replacing(folder / GROUPS) as part:
+            part.write_text(self.model_dump_json(), encoding="utf-8")
+
+    def lines(self, steps: int, prompts_per_step: int) -> list[str]:
+        """What is learned from and what is not, for people."""
+        rollouts = sum(len(group.rollouts) for group in self.groups)
+        a_pass = self.steps_of_pass(prompts_per_step)
+        how = "as they were recorded" if self.own_steps() is not None else f"of {prompts_per_step} groups, drawn"
+        first = f"{len(self.groups)} groups of {rollouts} rollouts on record: {a_pass} steps a pass, {how}; "
+        first += f"{steps} steps are" if steps != 1 else "1 step is"
+        first += f" {steps / a_pass:g} pass{'es' * (steps != a_pass)}."
+        return [first, *_told(self.left_out, self.context, self.idle)]
+
+
+def kept_groups(folder: Path) -> RecordedGroups | None:
+    """The recorded groups kept in the run `folder`; None for a new run."""
+    text = read_whole(folder / GROUPS)
+    if text is None:
+        return None
+    try:
+        return RecordedGroups.model_validate_json(text)
+    except ValueError as error:
+        raise RunError(
+            f"{folder / GROUPS} is damaged: what the run learns from is not known.", "Start a new run in a new folder."
+        ) from error
+
+
+def attempts_of_group(
+    group: RecordedGroup, runs: Sequence[RecordedRuns], tokens: TokenReader, *, requests: bool = False
+) -> list[Attempts]:
+    """The rollouts of a group, read. `requests`: with what their calls were sent."""
+    source = runs[group.source]
+    return [
+        tuple(tokens.readied(source.whole(trajectory_id, requests=requests)) for trajectory_id in attempts)
+        for attempts in group.rollouts
+    ]
+
+
+def select_groups(config: GrpoConfig, own_store: str) -> RecordedGroups:
+    """What there is to learn from in `config.source`. Raises `TaskError` if there is nothing.
+
+    `own_store`: of the run that learns, which is none of them.
+    """
+    if len(set(config.source)) < len(config.source):
+        raise ConfigError(f"--from names a place twice: {', '.join(config.source)}.", "Name each once.")
+    for where in config.source:
+        if is_same_store(where, own_store):
+            raise ConfigError(
+                f"{where} is the store that this run would write its verdicts to, and a source is only read.",
+                "Name another folder with --out, and no --store.",
+            )
+    tokens = TokenReader(config.policy)
+    with opened_runs(config.source, config.allowed_types) as runs:
+        return _Selection(config, runs, tokens).made()
+
+
+class _Selection:
+    def __init__(self, config: GrpoConfig, runs: Sequence[RecordedRuns], tokens: TokenReader) -> None:
+        self._config, self._runs, self._tokens = config, runs, tokens
+        self._left_out, self._context, self._idle = Counter[str](), Counter[str](), Counter[str]()
+        self._rewards: dict[str, dict[str, float]] = {}
+        self._seen: dict[str, dict[str, float]] = {}
+        """By group, when each of its rollouts began."""
+        self._calls = 0
+        """That can be trained on."""
+
+    def made(self) -> RecordedGroups:
+        groups = [group for source in range(len(self._runs)) for group in self._of_source(source)]
+        if all(group.step is not None for group in groups):
+            groups.sort(key=lambda group: group.step or 0)
+        found = RecordedGroups(
+            sources=self._config.source,
+            groups=tuple(groups),
+            rewards=self._rewards if self._config.by else None,
+            left_out=self._left_out,
+            context=self._context,
+            idle=self._idle,
+        )
+        self._refuse_nothing(found)
+        return found
+
+    def _of_source(self, source: int) -> Iterator[RecordedGroup]:
+        runs, left_out = self._runs[source], dict[str, int]()
+        headers = runs.headers(left_out)
+        self._left_out.update(left_out)
+        if self._config.by:
+            self._take_rewards(runs, headers)
+        steps = _steps(runs, headers)
+        grouped = self._grouped(headers, steps)
+        for (run_id, group_id), members in grouped.items():
+            step = steps[run_id].get(members[0].id) if run_id in steps else None
+            group = RecordedGroup(source=source, group_id=group_id, step=step, rollouts=_rollouts(members))
+            if (read := self._read(group)) is not None:
+                yield read
+
+    def _take_rewards(self, runs: RecordedRuns, headers: Sequence[Trajectory]) -> None:
+        scorings = runs.scorings(self._config.by, headers)
+        for header in headers:
+            scored = scored_by(header, scorings)
+            if scored is not None and scored.rewards:
+                self._rewards.setdefault(header.id, scored.rewards)
+
+    def _grouped(
+        self, headers: Sequence[Trajectory], steps: Mapping[str, Mapping[str, int]]
+    ) -> dict[tuple[str, str], list[Trajectory]]:
+        """By run and group, in the order of their places; none of an earlier place again."""
+        found: dict[tuple[str, str], list[Trajectory]] = {}
+        for header in headers:
+            if lack := self._lack(header, steps):
+                self._left_out[lack] += 1
+            else:
+                found.setdefault((header.run_id, header.group_id), []).append(header)
+        own: dict[tuple[str, str], list[Trajectory]] = {}
+        for key, members in found.items():
+            began = {member.id: member.started_at for member in members}
+            if (known := self._seen.get(key[1])) is not None:
+                self._refuse_another_of_its_name(key[0], known, began)
+                self._left_out["of a group that is on record twice"] += len(members)
+            elif len(_rollouts(members)) < 2:
+                self._left_out["alone in its group: there is nothing to compare it with"] += len(members)
+            else:
+                self._seen[key[1]] = began
+                own[key] = members
+        return dict(sorted(own.items(), key=lambda item: _place(item[1][0])))
+
+    def _refuse_another_of_its_name(self, run_id: str, known: Mapping[str, float], began: Mapping[str, float]) -> None:
+        if any(known[name] != began[name] for name in known.keys() & began.keys()):
+            raise ConfigError(
+                f"--from names two different runs that are both called {run_id!r}, after their folders: their rollouts "
+                "cannot be told apart.",
+                "Learn from one of them; or sample one again in a folder of another name.",
+            )
+
+    def _lack(self, header: Trajectory, steps: Mapping[str, Mapping[str, int]]) -> str:
+        if header.status is RunStatus.RUNNING:
+            return "still under way"
+        if not header.group_id:
+            return "of no group: there is nothing to compare it with"
+        if header.run_id in steps and header.id not in steps[header.run_id]:
+            return "of a training, and of none of its steps (an evaluation, say)"
+        return ""
+
+    def _read(self, group: RecordedGroup) -> RecordedGroup | None:
+        """The group, without rollouts that cannot be read; None where one alone is left."""
+        whole: dict[str, Trajectory] = {}
+        for trajectory_id in (attempts[-1] for attempts in group.rollouts):
+            try:
+                found = self._runs[group.source].whole(trajectory_id, requests=False)
+            except StoreError:
+                self._left_out[_UNREADABLE] += 1
+            else:
+                whole[trajectory_id] = self._tokens.readied(found)
+        kept = group.model_copy(update={"rollouts": tuple(each for each in group.rollouts if each[-1] in whole)})
+        if len(whole) < 2:
+            self._left_out["of a group of which nothing else can be read"] += len(whole)
+            return None
+        self._look_at([self._rewarded(each) for each in whole.values()])
+        return kept
+
+    def _rewarded(self, trajectory: Trajectory) -> Trajectory:
+        if not self._config.by:
+            return trajectory
+        return trajectory.model_copy(update={"rewards": self._rewards.get(trajectory.id, {})})
+
+    def _look_at(self, rollouts: Sequence[Trajectory]) -> None:
+        """Count what a group has for a gradient."""
+        reasons = [(no_gradient(call, t.policy), call) for t in rollouts for call in t.own_calls]
+        trainable = sum(reason is None for reason, _ in reasons)
+        self._calls += trainable
+        self._context.update(
+            (reason is NoGradient.UNTRAINABLE and call.why_untrainable) or reason.value.replace("_", " ")
+            for reason, call in reasons
+            if reason is not None
+        )
+        able = rollouts if self._config.rewards else [each for each in rollouts if fault_of(each) is None]
+        if not trainable:
+            self._idle["none of their calls can be trained on"] += 1
+        elif not able:
+            by = f" by {self._config.by}" if self._config.by else ""
+            self._idle[f"none of their rollouts has a reward{by}"] += 1
+        elif (
+            self._config.rewards is None and len({reward_of(each, self._config.select.truncated) for each in able}) == 1
+        ):
+            self._idle["their rewards are equal"] += 1
+
+    def _refuse_nothing(self, found: RecordedGroups) -> None:
+        if found.groups and self._calls and sum(found.idle.values()) < len(found.groups):
+            return
+        where = ", ".join(found.sources)
+        why = " ".join(_told(found.left_out, found.context, found.idle)) or "No run is on record."
+        raise TaskError(
+            f"There is nothing to learn from in {where}. {why}",
+            "Several rollouts of one task are compared (`collect --samples 8`), sampled by a policy of this tokenizer "
+            "at a temperature above 0 and with top_p 1, with rewards that differ. `train sft --from` learns from all "
+            "that were completed.",
+        )
+
+
+def _steps(runs: RecordedRuns, headers: Sequence[Trajectory]) -> dict[str, dict[str, int]]:
+    """For each run that is a training: step by trajectory id."""
+    named: dict[str, dict[str, int]] = {}
+    for header in headers:
+        if (step := step_in_name(header.thread_id, header.run_id)) is not None:
+            named.setdefault(header.run_id, {})[header.id] = step
+    if runs.store is None:
+        return named
+    for run_id in {header.run_id for header in headers} - named.keys() - {""}:
+        overlays = runs.store.journal.overlays(run_id)
+        if any(overlay.advantage is not None for overlay in overlays):  # else a choice among runs, which is no training
+            named[run_id] = {overlay.trajectory_id: overlay.step for overlay in overlays}
+    return named
+
+
+def _parts(header: Trajectory) -> list[str]:
+    """What the name of a thread says behind its run's: stage, place, sample."""
+    return header.thread_id.removeprefix(f"{header.run_id}/").split("/")
+
+
+def _place(header: Trajectory) -> int:
+    """Of a group within its step, as far as the name of the thread says it."""
+    parts = _parts(header)
+    return int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else 0
+
+
+def _rollouts(members: Sequence[Trajectory]) -> tuple[tuple[str, ...], ...]:
+    """The attempts of each rollout, by sample."""
+    by_thread = {each.thread_id: each for each in members}
+    firsts = [t for t in members if t.thread_id.removesuffix(SECOND_ATTEMPT) not in by_thread.keys() - {t.thread_id}]
+    ordered = sorted(firsts, key=lambda each: each.sample_index)
+    attempts = ((each, by_thread.get(f"{each.thread_id}{SECOND_ATTEMPT}")) for each in ordered)
+    return tuple(tuple(each.id for each in pair if each is not None) for pair in attempts)
+
+
+def _told(left_out: Mapping[str, int], context: Mapping[str, int], idle: Mapping[str, int]) -> list[str]:
+    def by_count(found: Mapping[str, int]) -> Iterable[tuple[str, int]]:
+        return Counter(found).most_common()
+
+    return [
+        *(f"{count} rollout{'s' * (count != 1)} left out: {reason}." for reason, count in by_count(left_out)),
+        *(f"{count} call{'s' * (count != 1)} not trained on: {reason}." for reason, count in by_count(context)),
+        *(f"{count} group{'s' * (count != 1)} without a signal: {reason}." for reason, count in by_count(idle)),
+    ]

@@ -1,0 +1,248 @@
+"""Stored runs scored again: by another rubric, or by the same one after it was changed.
+
+Scores stand beside the record (`hrm_agent.trajectory.Scoring`), under the name of their rubric. Nothing is sampled, and
+no lease is taken: runs that are under way are left out, and found by the next call. What was scored is written twice a
+second, so that a call that is killed has lost next to nothing and the next one goes on.
+
+Only the header of a trajectory is read where no reward looks at calls, and its state only where one looks at that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hrm_agent.errors import RunError, StoreError
+from hrm_agent.rewards import Rollout, Scorer
+from hrm_agent.rewards.rubric import RECORD, STATE
+from hrm_agent.runtime.newest_state import newest_state
+from hrm_agent.store import RunStore
+from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT
+from hrm_agent.training.tasks.own_verifier import VERIFIER
+from hrm_agent.trajectory import RunStatus, Scoring, Trajectory
+
+__all__ = ["Again", "Rescored", "can_be_scored", "rescore"]
+
+Again = Literal["", "faults", "all"]
+"""What is scored once more though it was scored by the same code: nothing, what has a fault, everything."""
+_AT_ONCE = 128
+"""Groups that are read, scored and not yet written."""
+_SECONDS_BETWEEN_WRITES = 0.5
+
+
+@dataclass(slots=True)
+class Rescored:
+    """What scoring stored runs came to."""
+
+    rubric: str
+    """Name of the scorings."""
+    code: str
+    """Digest of the rubric's module; empty for a rubric without a source file."""
+    scored: int = 0
+    """Trajectories scored by this call."""
+    skipped: int = 0
+    """Trajectories that had been scored by the same code."""
+    replaced: Counter[str] = field(default_factory=Counter[str])
+    """Digest of other code -> trajectories whose scores by it this call has replaced."""
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    """Why, in words -> trajectories that were not scored."""
+    trajectories: list[Trajectory] = field(default_factory=list[Trajectory])
+    """Headers of those that have a scoring now, in the order in which they were begun."""
+    scorings: dict[str, Scoring] = field(default_factory=dict[str, Scoring])
+    """Trajectory id -> its scoring, made now or before."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from hrm_agent.basics.markup import element, fragment, pairs, table
+        from hrm_agent.training.evaluation.rubrics import reward_means
+
+        counts = [("code", self.code), ("scored", self.scored), ("skipped", self.skipped)]
+        left_out = [("left out", f"{count}: {reason}") for reason, count in self.left_out.items()]
+        replaced = [("replaced", f"{count} of code {code or 'unknown'}") for code, count in self.replaced.items()]
+        means = reward_means(self.trajectories, self.scorings)
+        rows = [(name, found.value, found.low, found.high) for name, found in means.items()]
+        title = element("b", f"Scores by {self.rubric}")
+        return fragment(title, pairs([*counts, *replaced, *left_out]), table(("reward", "mean", "from", "to"), rows))
+
+
+async def rescore(
+    store: RunStore,
+    scorer: Scorer,
+    headers: Sequence[Trajectory],
+    *,
+    wanted: Collection[str] | None = None,
+    again: Again = "",
+    on_scored: Callable[[int], object] | None = None,
+) -> Rescored:
+    """Score those of `headers` that have ended; `wanted`: only these ids, with the siblings that they are compared to.
+
+    `on_scored`: told how many more are scored. Raises `RunError` where the rubric wants states and no trajectory has
+    one any more, `HrmError` for a rubric that cannot work, and `StoreError` for a state of a type that nobody allowed.
+    """
+    return await _Rescoring(store, scorer, headers, again, on_scored).of(wanted)
+
+
+def can_be_scored(trajectory: Trajectory) -> str:
+    """Empty; else why it is left out, in words."""
+    match trajectory.status:
+        case RunStatus.RUNNING:
+            return "still under way"
+        case RunStatus.ABORTED:
+            return "stopped from outside"
+        case RunStatus.FAILED if trajectory.answer is None:  # else the verifier failed
+            return "failed, without an answer"
+        case _:
+            return ""
+
+
+class _Rescoring:
+    def __init__(
+        self,
+        store: RunStore,
+        scorer: Scorer,
+        headers: Sequence[Trajectory],
+        again: Again,
+        on_scored: Callable[[int], object] | None,
+    ) -> None:
+        self._store, self._scorer, self._headers = store, scorer, headers
+        self._again, self._on_scored = again, on_scored
+        self._threads = {header.thread_id for header in headers}
+        self._wants = scorer.rubric.wants
+        self._standing = store.scorings.by_rubric(scorer.rubric.name)
+        self._found = Rescored(scorer.rubric.name, scorer.code)
+        self._written: list[Scoring] = []
+        self._writing = asyncio.Lock()
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def of(self, wanted: Collection[str] | None) -> Rescored:
+        groups = self._groups(wanted)
+        due = [group for group in groups if any(map(self._is_due, group))]
+        self._refuse_lost_states([trajectory for group in due for trajectory in group])
+        self._found.skipped = sum(map(len, groups)) - sum(map(len, due))
+        await self._score_all(due)
+        known = {trajectory.id for group in groups for trajectory in group} & self._standing.keys()
+        self._found.trajectories = [header for header in self._headers if header.id in known]
+        self._found.scorings = {id_: self._standing[id_] for id_ in known}
+        return self._found
+
+    def _groups(self, wanted: Collection[str] | None) -> list[list[Trajectory]]:
+        """Trajectories that are scored together: all rollouts of a task, where a reward compares them."""
+        comparing = any(part.compares for part in self._scorer.rubric.parts)
+        grouped: defaultdict[tuple[str, str], list[Trajectory]] = defaultdict(list)
+        for header in self._headers:
+            alone = not comparing or not header.group_id
+            grouped[("", header.id) if alone else (header.run_id, header.group_id)].append(header)
+        chosen = [group for group in grouped.values() if wanted is None or any(t.id in wanted for t in group)]
+        return [kept for group in chosen if (kept := self._kept(group, comparing))]
+
+    def _kept(self, group: Sequence[Trajectory], comparing: bool) -> list[Trajectory]:
+        if comparing and len(group) > 1 and any(t.status is RunStatus.RUNNING for t in group):
+            self._found.left_out["of a group that is still under way"] += len(group)
+            return []
+        reasons = [self._left_out(trajectory, comparing) for trajectory in group]
+        self._found.left_out.update(filter(None, reasons))
+        return [trajectory for trajectory, reason in zip(group, reasons, strict=True) if not reason]
+
+    def _left_out(self, trajectory: Trajectory, comparing: bool) -> str:
+        if comparing and trajectory.thread_id + SECOND_ATTEMPT in self._threads:
+            return "run once more: the second attempt is compared"
+        if self._scorer.rubric.name == VERIFIER and trajectory.turns:
+            return "a later turn asks for something else than the task"
+        return can_be_scored(trajectory)
+
+    def _is_due(self, trajectory: Trajectory) -> bool:
+        scoring = self._standing.get(trajectory.id)
+        if scoring is None or self._again == "all" or scoring.code != self._scorer.code:
+            return True
+        return self._again == "faults" and any(score.fault is not None for score in scoring.scores)
+
+    def _refuse_lost_states(self, due: Sequence[Trajectory]) -> None:
+        if STATE not in self._wants or not due:
+            return
+        there = self._store.threads_with_checkpoints()
+        if not any(trajectory.thread_id in there for trajectory in due):
+            raise RunError(
+                f"The rubric {self._scorer.rubric.name!r} looks at the state, and of none of the {len(due)} "
+                "trajectories the state is on record any more: their checkpoints were deleted.",
+                "Score them by a rubric that reads text, calls or tool_calls, which are still there.",
+            )
+
+    async def _score_all(self, due: Sequence[Sequence[Trajectory]]) -> None:
+        """A write that fails ends the scoring: what is scored after it would be lost as well."""
+        over = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as writing:
+                writing.create_task(self._flush_until(over))
+                async with asyncio.TaskGroup() as tasks:
+                    for group in due:
+                        await self._gate.acquire()
+                        tasks.create_task(self._score(group))
+                over.set()
+        except ExceptionGroup as group:
+            raise _first(group) from None
+        finally:
+            await self._flush()
+
+    async def _score(self, group: Sequence[Trajectory]) -> None:
+        try:
+            rollouts = await self._rollouts(group)
+            if not rollouts:
+                return
+            scorings = await self._scorer.score(rollouts)
+        finally:
+            self._gate.release()
+        for scoring in scorings:
+            before = self._standing.get(scoring.trajectory_id)
+            if before is not None and before.code != scoring.code:
+                self._found.replaced[before.code] += 1
+            self._standing[scoring.trajectory_id] = scoring
+        self._written += scorings
+        self._found.scored += len(scorings)
+        if self._on_scored is not None:
+            self._on_scored(len(scorings))
+
+    async def _rollouts(self, group: Sequence[Trajectory]) -> list[Rollout]:
+        if not self._wants & (RECORD | {STATE}):
+            return [Rollout(header) for header in group]
+        return await asyncio.to_thread(self._read, group)
+
+    def _read(self, group: Sequence[Trajectory]) -> list[Rollout]:
+        found: list[Rollout] = []
+        for header in group:
+            try:
+                whole = self._store.journal.with_calls(header) if self._wants & RECORD else header
+                found.append(Rollout(whole, self._state(header) if STATE in self._wants else None))
+            except StoreError as error:
+                if _is_of_unknown_type(error):
+                    raise StoreError(error.message, "Name your own types: --allow package.module:Class.") from error
+                self._found.left_out["cannot be read: `hrm-agent store verify` lists why"] += 1
+        return found
+
+    def _state(self, header: Trajectory) -> Mapping[str, Any] | None:
+        return newest_state(self._store, header.thread_id, header.graph)
+
+    async def _flush_until(self, over: asyncio.Event) -> None:
+        while not over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), _SECONDS_BETWEEN_WRITES)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            scorings, self._written = self._written, []
+            if scorings:
+                await asyncio.to_thread(self._store.scorings.write, scorings)
+
+
+def _first(error: Exception) -> Exception:
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
+
+
+def _is_of_unknown_type(error: StoreError) -> bool:
+    from hrm_agent.store.values.refusals import UnknownType
+
+    return isinstance(error.__cause__, UnknownType)

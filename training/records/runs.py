@@ -1,0 +1,187 @@
+"""Runs on record as a training reads them: stores, folders of runs, exported files, and whose tokens they hold.
+
+A store is only read. Of a folder that shares its store with others, the runs of its own are taken. What a call was
+sampled with is on record; whether its tokens are of the learner's tokenizer is not, and is found out: what another
+model sampled has to read, by the learner's own codec, as the answer that was recorded with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from hrm_agent.basics.files import read_whole
+from hrm_agent.errors import ConfigError, RunError, StoreError
+from hrm_agent.models.engine import Codec
+from hrm_agent.models.loading.policy_loader import load_codec
+from hrm_agent.store import STORE_POINTER, RunStore, open_store
+from hrm_agent.store.run_store import file_of, own_run
+from hrm_agent.training.evaluation.rubrics import scorings_named
+from hrm_agent.training.update.batch import no_gradient
+from hrm_agent.trajectory import Call, LogprobKind, Scoring, Trajectory
+
+__all__ = ["RecordedRuns", "TokenReader", "is_same_store", "opened_runs"]
+
+_FILES = (".jsonl", ".parquet")
+OTHER_TOKENIZER = "its tokens are of another tokenizer"
+RAW_LOGPROBS = "log-probs at another temperature than the one it was sampled at"
+
+
+class RecordedRuns(Protocol):
+    """One place with runs on record."""
+
+    where: str
+    """As it was named."""
+    store: RunStore | None
+    """The store; None for a file, which has neither states nor further scores."""
+
+    def headers(self, left_out: dict[str, int]) -> Sequence[Trajectory]:
+        """All trajectories, without calls where these are read one by one. `left_out`: by reason, is added to."""
+        ...
+
+    def whole(self, trajectory_id: str, *, requests: bool) -> Trajectory:
+        """A trajectory with its calls. Raises `RunError` where it is not there any more."""
+        ...
+
+    def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
+        """The scores of each trajectory, by its id. Raises `ConfigError` if nothing was scored under this name."""
+        ...
+
+
+class _StoredRuns:
+    def __init__(self, where: str, store: RunStore) -> None:
+        self.where = where
+        self.store: RunStore | None = store
+        self._journal = store.journal
+
+    def headers(self, left_out: dict[str, int]) -> Sequence[Trajectory]:
+        def on_damage(trajectory_id: str, error: StoreError) -> None:
+            del trajectory_id, error
+            reason = "cannot be read: `hrm-agent store verify` lists why"
+            left_out[reason] = left_out.get(reason, 0) + 1
+
+        own = own_run(self.where)
+        where: tuple[str, tuple[str, ...]] = ("1 = 1", ()) if own is None else ("run_id = ?", (own,))
+        return self._journal.headers(*where, on_damage)
+
+    def whole(self, trajectory_id: str, *, requests: bool) -> Trajectory:
+        found = next(iter(self._journal.headers("id = ?", (trajectory_id,))), None)
+        if found is None:
+            raise _gone(trajectory_id, self.where)
+        return self._journal.with_calls(found, requests=requests)
+
+    def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
+        assert self.store is not None
+        return scorings_named(self.store, name, headers)
+
+
+class _ExportedRuns:
+    store: RunStore | None = None
+
+    def __init__(self, where: str) -> None:
+        from hrm_agent.trajectory.formats import read_jsonl, read_parquet
+
+        path = Path(where)
+        self.where = where
+        self._found = {t.id: t for t in (read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path))}
+
+    def headers(self, left_out: dict[str, int]) -> Sequence[Trajectory]:
+        del left_out
+        return list(self._found.values())
+
+    def whole(self, trajectory_id: str, *, requests: bool) -> Trajectory:
+        del requests
+        if trajectory_id not in self._found:
+            raise _gone(trajectory_id, self.where)
+        return self._found[trajectory_id]
+
+    def scorings(self, name: str, headers: Iterable[Trajectory]) -> Mapping[str, Scoring]:
+        del headers
+        raise ConfigError(
+            f"{self.where} is a file: it holds no scores {name!r} beside its own.", "Name the folder or the store."
+        )
+
+
+@contextmanager
+def opened_runs(sources: Sequence[str], allow: Sequence[str] = ()) -> Generator[list[RecordedRuns]]:
+    """The runs of each of `sources`, while they are read. `allow`: types that states may hold."""
+    with ExitStack() as stack:
+        yield [
+            _ExportedRuns(where)
+            if _is_file(where)
+            else _StoredRuns(where, stack.enter_context(open_store(where, read_only=True, allow=allow)))
+            for where in sources
+        ]
+
+
+def is_same_store(a: str, b: str) -> bool:
+    """Whether two names are of one store."""
+    files = [None if _is_file(where) else file_of(_pointed(where)) for where in (a, b)]
+    if None not in files:
+        return files[0] is not None and files[1] is not None and files[0].resolve() == files[1].resolve()
+    return _pointed(a) == _pointed(b)
+
+
+class TokenReader:
+    """Tells what of a record the tokens can be trained on by a policy."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self.codec: Codec = load_codec(policy)
+        """Of the policy."""
+        tokenizer: Any = getattr(self.codec, "tokenizer", None)
+        self._tokens = 1 << 31 if tokenizer is None else len(tokenizer)
+
+    def readied(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory; calls that are untrainable for this policy, and not by what is on record, say so."""
+        lacks = {
+            call.id: lack
+            for call in trajectory.own_calls
+            if no_gradient(call, trajectory.policy) is None and (lack := self._lack(call))
+        }
+        if not lacks:
+            return trajectory
+        calls = [c.model_copy(update={"untrainable": lacks[c.id]}) if c.id in lacks else c for c in trajectory.calls]
+        return trajectory.model_copy(update={"calls": tuple(calls)})
+
+    def reads(self, call: Call) -> bool:
+        """Whether the tokens of a call are of this policy's tokenizer, whatever they were sampled at."""
+        own = max(call.token_ids, default=0) < self._tokens
+        return own and (call.model == self._policy or self._reads_as_recorded(call))
+
+    def _lack(self, call: Call) -> str:
+        if max(call.token_ids, default=0) >= self._tokens:
+            return OTHER_TOKENIZER
+        if call.model == self._policy:
+            return ""
+        if call.logprob_kind is LogprobKind.RAW and call.sampled_with.temperature != 1:
+            return RAW_LOGPROBS
+        return "" if self._reads_as_recorded(call) else OTHER_TOKENIZER
+
+    def _reads_as_recorded(self, call: Call) -> bool:
+        sampled = [token for token, is_sampled in zip(call.token_ids, call.mask, strict=True) if is_sampled]
+        text = self.codec.decode(sampled)
+        said = call.response.get("content")
+        tools: Any = call.response.get("tool_calls") or []
+        names = [each.get("name") for each in tools]
+        both = (self.codec.parse(text, call.tools or (), thinks=thinks) for thinks in (True, False))
+        return any(said == one.content and names == [each["name"] for each in one.tool_calls] for one in both)
+
+
+def _is_file(where: str) -> bool:
+    return Path(where).suffix in _FILES
+
+
+def _pointed(where: str) -> str:
+    """The store that a folder names, where it lies elsewhere."""
+    pointer = Path(where) / STORE_POINTER
+    return (read_whole(pointer) or where) if "://" not in where and pointer.is_file() else where
+
+
+def _gone(trajectory_id: str, where: str) -> RunError:
+    return RunError(
+        f"Trajectory {trajectory_id}, which this training learns from, is not in {where} any more.",
+        "Put the record back as it was, or start a new run in another folder with --out.",
+    )

@@ -1,0 +1,1 @@
+"""Rollouts of a training: tasks in groups, through the graph, scored and kept in order."""

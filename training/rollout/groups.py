@@ -1,0 +1,201 @@
+"""Groups of rollouts of one policy, as they end.
+
+A step begins some groups and may begin more while it looks at those that have ended: in place of each group that
+teaches nothing, another prompt (dynamic sampling). Groups are numbered in the order in which they were begun, and the
+number decides their task and their seeds. Which groups a step comes to does not depend on which of them ends first: it
+begins one more for each rejected one among those begun, and the least number of groups for which that holds is the
+same in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.run_group import run_group
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.rollout.rollout import (
+    Attempts,
+    RunsEpisodes,
+    attempts_of,
+    group_episodes,
+    leases_of,
+    refuse_other_tasks,
+)
+from hrm_agent.training.rollout.stragglers import Stragglers
+from hrm_agent.training.tasks import Task
+from hrm_agent.trajectory import Overlay, Trajectory
+
+__all__ = ["Collector", "Group", "Groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one prompt."""
+
+    place: int
+    """Its number among the groups of the step."""
+    attempts: tuple[Attempts, ...]
+    """Of each rollout that has ended."""
+    cut_off: int = 0
+    """How many more there were, which it has gone on without."""
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Of the policy that sampled them."""
+        return frozenset(call.policy_version for attempts in self.attempts for call in attempts[-1].own_calls)
+
+
+class Groups:
+    """Those of one step: an async iterator over groups as they end, to which more can be added while it goes on."""
+
+    def __init__(self, run: Callable[[int, Task], Coroutine[Any, Any, Group]]) -> None:
+        self._run = run
+        self.begun = 0
+        """How many groups were begun."""
+        self._running: set[asyncio.Task[Group]] = set()
+        self._last_ended = 0.0
+
+    def begin(self, task: Task) -> None:
+        """One more group."""
+        running = asyncio.create_task(self._run(self.begun, task))
+        running.add_done_callback(self._note_end)
+        self._running.add(running)
+        self.begun += 1
+
+    def _note_end(self, _: asyncio.Task[Group]) -> None:
+        self._last_ended = time.monotonic()
+
+    def busy_until(self, now: float) -> float:
+        """When the last group that was begun has ended, by `time.monotonic`; `now` where one has not."""
+        return self._last_ended if all(task.done() for task in self._running) else now
+
+    def __aiter__(self) -> Groups:
+        return self
+
+    async def __anext__(self) -> Group:
+        if not self._running:
+            raise StopAsyncIteration
+        ended, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        first = ended.pop()
+        self._running.discard(first)
+        return first.result()
+
+    async def cancel(self) -> None:
+        """End what is under way."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+class Collector:
+    """Rolls out the groups of a run's steps."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        run_id: str,
+        folder: Path,
+        config: GrpoConfig,
+        *,
+        workers: RunsEpisodes | None = None,
+        on_rollout: Callable[[Trajectory], None] | None = None,
+    ) -> None:
+        """`workers`: processes that run the graphs; None: this one."""
+        self._runner, self._run_id, self._folder, self._workers = runner, run_id, folder, workers
+        self._stragglers = Stragglers(runner.store, run_id)
+        self._attempt = attempts_of(runner, concurrency=config.concurrency, on_done=on_rollout, workers=workers)
+
+    @asynccontextmanager
+    async def groups(
+        self,
+        stage: str,
+        config: GrpoConfig,
+        tasks: list[Task],
+        *,
+        samples: int | None = None,
+        step: int | None = None,
+    ) -> AsyncGenerator[Groups]:
+        """The groups of `tasks`, all under way. `stage` names the step, and with it the threads.
+
+        `step`: the step that trains on them, whose groups may go on without their last rollouts; None: all are wanted.
+
+        An error that is no fault of a policy or a graph (the store cannot be written) ends the rest, and is raised.
+        """
+        async with AsyncExitStack() as leases:
+
+            async def run(place: int, task: Task) -> Group:
+                episodes = self.episodes(stage, config, place, task, samples)
+                if place >= len(tasks):
+                    leases.enter_context(leases_of(episodes, self._runner, self._workers))
+                if step is None:
+                    attempts = await run_group(episodes, self._attempt)
+                else:
+                    options = config.rollout
+                    attempts = await self._stragglers.run_group(episodes, self._attempt, step=step, options=options)
+                refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder)
+                return Group(place, tuple(attempts), len(episodes) - len(attempts))
+
+            every = (self.episodes(stage, config, place, task, samples) for place, task in enumerate(tasks))
+            begun = [episode for episodes in every for episode in episodes]
+            leases.enter_context(leases_of(begun, self._runner, self._workers))
+            groups = Groups(run)
+            try:
+                for task in tasks:
+                    groups.begin(task)
+                yield groups
+            finally:
+                await groups.cancel()
+
+    def episodes(
+        self, stage: str, config: GrpoConfig, place: int, task: Task, samples: int | None = None
+    ) -> list[Episode]:
+        """The rollouts of one group."""
+        return group_episodes(
+            [task],
+            samples or config.samples,
+            run_id=self._run_id,
+            stage=stage,
+            seed=config.seed,
+            graph=config.graph,
+            context=config.context,
+            verified=config.rewards is None,
+            options=config.task_options(),
+            first=place,
+        )
+
+    def cut_off_in(self, step: int) -> list[Overlay]:
+        """As `Stragglers.cut_off_in`."""
+        return self._stragglers.cut_off_in(step)
+
+    @asynccontextmanager
+    async def carried(
+        self, episodes: Sequence[Episode], step: int, config: GrpoConfig
+    ) -> AsyncGenerator[Callable[[], Awaitable[list[Attempts]]]]:
+        """Rollouts that the step before has cut off, under way again beside the groups of `step`.
+
+        What is given is called when these groups have ended, and waits for the others as `Stragglers.run_carried`.
+        """
+        others_over, options = asyncio.Event(), config.rollout
+        with leases_of(episodes, self._runner, self._workers):
+            running = asyncio.create_task(
+                self._stragglers.run_carried(episodes, self._attempt, others_over, step=step, options=options)
+            )
+
+            async def ended() -> list[Attempts]:
+                others_over.set()
+                attempts = await running
+                refuse_other_tasks({first.thread_id: first.task for first, *_ in attempts}, episodes, self._folder)
+                return attempts
+
+            try:
+                yield ended
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)

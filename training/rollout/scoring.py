@@ -1,0 +1,113 @@
+"""The rollouts of a run scored by its rubric, group by group, and what is on record of it.
+
+A rollout is scored when its whole group has ended, since a reward may compare siblings. The scorings of a group and the
+rewards of its trajectories are written in one transaction, so that a run that is killed asks no judge twice. A rollout
+whose scoring has a fault stays without rewards, and is left out of training with that reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from hrm_agent.errors import ConfigError
+from hrm_agent.rewards import Rollout, Rubric, Scorer, opened_scorer
+from hrm_agent.runtime.newest_state import newest_state
+from hrm_agent.store import RunStore
+from hrm_agent.training.rollout.eligibility import fault_of
+from hrm_agent.training.rollout.rollout import Attempts
+from hrm_agent.trajectory import DropReason, RunStatus, Scoring, Trajectory
+
+__all__ = ["REWARD_FAULT", "Score", "rollouts_of", "scored", "scoring_by"]
+
+REWARD_FAULT = "the rubric failed: "
+"""Prefix of the error of a rollout without a reward."""
+Score = Callable[[Sequence[Attempts]], Awaitable[list[Attempts]]]
+"""Rollouts with their attempts -> the same, with the rewards of the last attempts."""
+
+
+class _Settings(Protocol):
+    @property
+    def rewards(self) -> str | None: ...
+    @property
+    def environment(self) -> str | None: ...
+    @property
+    def isolation(self) -> str: ...
+
+
+@asynccontextmanager
+async def scoring_by(
+    settings: _Settings, store: RunStore, *, carry_over: bool = False, keeps_truncated: bool = False
+) -> AsyncGenerator[Score]:
+    """Scores by the run's rubric, where it has one; else rollouts keep what their task's verifier said.
+
+    `keeps_truncated`: the outcome of a truncated rollout is what the rubric says, and not 0.
+
+    Raises `ConfigError` where rollouts are carried over, apart from a group that the rubric compares.
+    """
+    if settings.rewards is None:
+        yield _unchanged
+        return
+    where = {"HRM_AGENT_ENVIRONMENT": settings.environment, "HRM_AGENT_ISOLATION": settings.isolation}
+    variables = {name: str(value) for name, value in where.items() if value is not None}
+    async with opened_scorer(settings.rewards, environment=variables, keeps_truncated=keeps_truncated) as scorer:
+        if carry_over and "group" in scorer.rubric.wants:
+            raise ConfigError(
+                f"carry_over does not go with {settings.rewards}, which compares the rollouts of a group: one that is "
+                "carried over ends when the others were compared.",
+                "Leave it out, or take rewards that look at one rollout each.",
+            )
+
+        async def score(attempts: Sequence[Attempts]) -> list[Attempts]:
+            last = await scored(scorer, store, [each[-1] for each in attempts])
+            return [(*each[:-1], end) for each, end in zip(attempts, last, strict=True)]
+
+        yield score
+
+
+async def _unchanged(attempts: Sequence[Attempts]) -> list[Attempts]:
+    return list(attempts)
+
+
+async def scored(scorer: Scorer, store: RunStore, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Trajectories in their order, with rewards where they can be judged. Rewards that exist are kept.
+
+    One whose scoring has a fault has that as its `error`, which is on record with the scoring alone.
+    """
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if _is_due(trajectory):
+            groups.setdefault(trajectory.group_id or trajectory.id, []).append(trajectory)
+    on_record = store.scorings.by_rubric(scorer.rubric.name) if groups else {}
+    due = [group for group in groups.values() if any(trajectory.id not in on_record for trajectory in group)]
+    found = await asyncio.gather(*(_group(scorer, store, group) for group in due))
+    looked_at = {trajectory.id for group in groups.values() for trajectory in group}
+    known = on_record | {scoring.trajectory_id: scoring for group in found for scoring in group}
+    return [_with_rewards(t, known[t.id]) if t.id in looked_at else t for t in trajectories]
+
+
+def _with_rewards(trajectory: Trajectory, scoring: Scoring) -> Trajectory:
+    failed = {"error": f"{REWARD_FAULT}{scoring.fault}"} if scoring.fault else {}
+    return trajectory.model_copy(update={"rewards": scoring.rewards, **failed})
+
+
+def _is_due(trajectory: Trajectory) -> bool:
+    fault = fault_of(trajectory)
+    if trajectory.rewards or trajectory.status is RunStatus.FAILED:
+        return False
+    return fault is None or fault[0] is DropReason.NOT_SCORED
+
+
+async def _group(scorer: Scorer, store: RunStore, group: Sequence[Trajectory]) -> list[Scoring]:
+    scorings = await scorer.score(rollouts_of(scorer.rubric, store, group))
+    await asyncio.to_thread(store.scorings.write, scorings, as_rewards=True)
+    return scorings
+
+
+def rollouts_of(rubric: Rubric, store: RunStore, group: Sequence[Trajectory]) -> list[Rollout]:
+    """What the rubric looks at, read from the store."""
+    if "state" not in rubric.wants:
+        return [Rollout(trajectory) for trajectory in group]
+    return [Rollout(t, newest_state(store, t.thread_id, t.graph)) for t in group]

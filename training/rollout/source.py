@@ -1,0 +1,329 @@
+"""Which tasks a training draws, when it goes over to its next stage, and when it ends: a function of saved state.
+
+A stage is a stretch of steps with tasks, lengths and a learning rate of its own (the paper's recipe has three; a run
+without stages is one). Its tasks stand in an order that the seed decides (`hrm_agent.training.tasks.training_order`),
+and `RunProgress` says how far it was drawn, which problems have left because the policy masters them, and what the rest
+of the decisions depends on. It is part of each checkpoint, and what a step changes in it follows from the rollouts of
+that step: a step that is taken again, from the rollouts on record, comes to the same state.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.fitted import decided, fit
+from hrm_agent.training.config.parts import TrainingStage
+from hrm_agent.training.tasks import Task, load_tasks, refuse_unscored
+from hrm_agent.training.tasks.sources import tasks_folder
+from hrm_agent.training.tasks.training_order import training_tasks
+from hrm_agent.training.update.schedule import Schedule
+
+__all__ = ["BegunStep", "RunProgress", "StepPlan", "TaskSource", "at_stage", "held_out", "key_of", "tasks_of_run"]
+
+
+class BegunStep(BaseModel):
+    """A step whose rollouts are under way before it is taken."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    """Its number, from 0."""
+    places: list[int]
+    """Of its tasks, in the order of its stage."""
+
+
+class RunProgress(BaseModel):
+    """How far a run has come, apart from its weights. Saved with each checkpoint."""
+
+    model_config = ConfigDict(validate_assignment=True)
+
+    stage: int = 0
+    """Number of the stage, from 0."""
+    began_at: int = 0
+    """Step at which the stage began."""
+    cursor: int = 0
+    """Places of the stage's order that have been drawn."""
+    in_a_row: dict[str, int] = {}
+    """By problem, how many of its last groups were right throughout."""
+    mastered: list[str] = []
+    """Problems that have left the pool, by `key_of`."""
+    best_correct: float = -1.0
+    """Largest share of right rollouts of a step of this stage."""
+    since_best: int = 0
+    """Steps since then."""
+    evaluations: list[tuple[int, float]] = []
+    """Steps behind the weights, and their accuracy on held-out problems."""
+    begun: list[BegunStep] = []
+    """The steps that come next, as far as they are under way already; all of this stage."""
+
+    def evaluated(self, steps: int, accuracy: float) -> bool:
+        """Take in an evaluation; whether it is the best so far."""
+        best = max((found for _, found in self.evaluations), default=-1.0)
+        self.evaluations = [*self.evaluations, (steps, accuracy)]
+        return accuracy > best
+
+    def is_patience_spent(self, patience: int, every: int) -> bool:
+        """Whether the last `patience` evaluations were no better than one before them; never for 0.
+
+        Those of each `every`-th step count. The one at the end of a run that is prolonged later would not have been in
+        a run that was begun with so many steps.
+        """
+        found = [accuracy for steps, accuracy in self.evaluations if not every or steps % every == 0]
+        return bool(0 < patience < len(found)) and max(found[-patience:]) <= max(found[:-patience])
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, before it is taken."""
+
+    step: int
+    """Number of the step, from 0, over all stages."""
+    stage: int
+    """Number of its stage, from 0."""
+    config: GrpoConfig
+    """The run's configuration, as it is in this stage."""
+    rate: float
+    """Learning rate of the step."""
+    tasks: list[Task]
+    """One for each group that is begun with."""
+
+
+class TaskSource:
+    """Draws the tasks of a run."""
+
+    def __init__(self, config: GrpoConfig, folder: Path, progress: RunProgress | None = None) -> None:
+        self.progress = progress or RunProgress()
+        self._config = fit(config)
+        self._folder = folder
+        self._order: list[Task] = []
+        self._order_of: tuple[Any, ...] = ()
+
+    def goes_on(self, step: int) -> bool:
+        """Whether there is a `step`, in this stage or in the next one, which then begins."""
+        while self._stage_is_over(step):
+            if not self._next_stage(step):
+                return False
+        patience, every = self.config.evaluation.patience, self.config.evaluation.eval_every
+        return step < self._config.steps and not self.progress.is_patience_spent(patience, every)
+
+    def prepare(self) -> None:
+        """Raise `TaskError` where the tasks of a stage cannot be trained on."""
+        self._extend()
+        for number in range(len(self._config.stages)):
+            _tasks(at_stage(self._config, number), self._folder, 1)
+
+    def ran_out(self, step: int) -> bool:
+        """Report on stderr that the pool has no problem left for `step`, and begin the next stage.
+
+        Returns False where this was the last one.
+        """
+        stages, number = self._config.stages, self.progress.stage
+        goes_on = self._next_stage(step)
+        whose = f"of stage {stages[number].name or number + 1} " if stages else ""
+        then = "the next stage begins" if goes_on else "the training ends here"
+        sys.stderr.write(f"hrm-agent: No problem {whose}is left after {step} steps; {then}.\n")
+        return goes_on
+
+    def plan(self, step: int) -> StepPlan | None:
+        """What `step` is to be, or what it was begun as; None where no problem is left."""
+        progress = self.progress
+        if progress.begun and progress.begun[0].step == step:
+            begun, *progress.begun = progress.begun
+            return self._planned(begun)
+        places = self._draw()
+        return self._planned(BegunStep(step=step, places=places)) if places else None
+
+    def ahead(self, step: int) -> list[StepPlan]:
+        """The steps after `step` that are to be under way while it is taken: `versions_behind` of them.
+
+        None is of a later stage: its first step comes when all that was begun has been taken.
+        """
+        progress, behind = self.progress, self.config.rollout.versions_behind
+        stages = self._config.stages
+        end = progress.began_at + stages[progress.stage].steps if stages else self._config.steps
+        for coming in range(step + 1 + len(progress.begun), min(step + 1 + behind, end)):
+            if self._is_on_plateau or not (places := self._draw()):
+                break
+            progress.begun = [*progress.begun, BegunStep(step=coming, places=places)]
+        return [self._planned(each) for each in progress.begun if each.step < end]
+
+    def _draw(self) -> list[int]:
+        places = (self._next_place() for _ in range(self.config.rollout.prompts_per_step))
+        return [place for place in places if place is not None]
+
+    def _planned(self, begun: BegunStep) -> StepPlan:
+        tasks = [self._task(place) for place in begun.places]
+        return StepPlan(begun.step, self.progress.stage, self.config, self.rate(begun.step), tasks)
+
+    def rate(self, step: int) -> float:
+        """Learning rate of `step`."""
+        progress, optim = self.progress, self.config.optim
+        stage = self._config.stages[progress.stage] if self._config.stages else None
+        length = self._config.steps if stage is None else stage.steps
+        is_fresh = stage is None or progress.stage == 0 or stage.reset_optimizer
+        schedule = Schedule(length, optim.warmup_steps if is_fresh else 0, optim.cooldown, optim.fall, optim.least_rate)
+        return decided(optim.learning_rate, "learning_rate") * schedule.share(step - progress.began_at)
+
+    def entered(self, step: int) -> TrainingStage | None:
+        """The stage that begins with `step`; None where none does."""
+        stages = self._config.stages
+        return stages[self.progress.stage] if stages and step == self.progress.began_at else None
+
+    @property
+    def config(self) -> GrpoConfig:
+        """The run's configuration, as it is in the present stage."""
+        return at_stage(self._config, self.progress.stage)
+
+    def next_task(self) -> Task | None:
+        """The next one of the stage's order that has not left; None where all have."""
+        place = self._next_place()
+        return None if place is None else self._task(place)
+
+    def drawn(self, family: str, task_id: str) -> Task | None:
+        """A task of the stage's order, as far as it was drawn; None where none is called so."""
+        places = (self._task(place) for place in reversed(range(self.progress.cursor)))
+        return next((task for task in places if (task.family, task.id) == (family, task_id)), None)
+
+    def _next_place(self) -> int | None:
+        progress, passed = self.progress, 0
+        mastered = set(progress.mastered)
+        while passed <= 2 * len(mastered):  # in two passes every problem of the pool comes up
+            task = self._task(progress.cursor)
+            progress.cursor += 1
+            if key_of(task.family, task.id) not in mastered:
+                return progress.cursor - 1
+            passed += 1
+        return None
+
+    def _task(self, place: int) -> Task:
+        if place >= len(self._order) or self._order_of != self._wanted:
+            self._extend()
+        return self._order[place]
+
+    def pool(self) -> list[Task]:
+        """Every problem of the stage's pool once: as many as it has, or as the run would draw at most."""
+        self._extend()
+        most = _places(self._config, self.config)
+        return list({key_of(task.family, task.id): task for task in self._order[:most]}.values())
+
+    def take_in(self, groups: Mapping[str, list[bool]], correct: float) -> None:
+        """What a step showed: by problem, which of its rollouts were right; and the share of right ones."""
+        progress, after = self.progress, self.config.select.mastered_after
+        if after:
+            counts = dict(progress.in_a_row)
+            for problem, right in groups.items():
+                counts[problem] = counts.get(problem, 0) + 1 if all(right) else 0
+            left = [problem for problem, count in counts.items() if count >= after]
+            progress.in_a_row = {problem: n for problem, n in counts.items() if 0 < n < after}
+            self.leave_out(left)
+        is_best = correct > progress.best_correct
+        progress.best_correct = max(correct, progress.best_correct)
+        progress.since_best = 0 if is_best else progress.since_best + 1
+
+    def leave_out(self, problems: list[str]) -> None:
+        """They are not drawn any more."""
+        progress = self.progress
+        progress.mastered = [*dict.fromkeys([*progress.mastered, *problems])]
+
+    def _stage_is_over(self, step: int) -> bool:
+        progress, stages = self.progress, self._config.stages
+        if not stages or progress.begun:
+            return False
+        return step - progress.began_at >= stages[progress.stage].steps or self._is_on_plateau
+
+    @property
+    def _is_on_plateau(self) -> bool:
+        stages, progress = self._config.stages, self.progress
+        return bool(stages) and 0 < stages[progress.stage].plateau <= progress.since_best
+
+    def _next_stage(self, step: int) -> bool:
+        progress, before = self.progress, self._wanted
+        if progress.stage + 1 >= len(self._config.stages):
+            return False
+        progress.stage, progress.began_at = progress.stage + 1, step
+        progress.best_correct, progress.since_best = -1.0, 0
+        if self._wanted != before:  # other tasks: from their beginning
+            progress.cursor, progress.in_a_row = 0, {}
+        return True
+
+    @property
+    def _wanted(self) -> tuple[Any, ...]:
+        config = self.config
+        return config.tasks, config.rollout.problems
+
+    def _extend(self) -> None:
+        """More of the order: the longer list begins with the shorter one."""
+        of_run = _places(self._config, self.config)
+        count = max(of_run, self.progress.cursor + of_run if len(self._order) >= of_run else 0)
+        self._order_of = self._wanted
+        self._order = _tasks(self.config, self._folder, count)
+
+
+def key_of(family: str, task_id: str) -> str:
+    """Tells problems apart."""
+    return f"{family}/{task_id}"
+
+
+def at_stage(config: GrpoConfig, number: int) -> GrpoConfig:
+    """The configuration with what stage `number` has otherwise."""
+    if not config.stages:
+        return config
+    stage = config.stages[number]
+    context = {"max_tokens": stage.rollout_tokens, "max_turns": stage.turns}
+    own = {name: value for name, value in context.items() if value is not None}
+    rollout = config.rollout.model_copy(update={"problems": stage.problems or config.rollout.problems})
+    optim = config.optim.model_copy(update={"learning_rate": stage.learning_rate or config.optim.learning_rate})
+    return config.model_copy(
+        update={
+            "tasks": stage.tasks or config.tasks,
+            "context": {**config.context, **own, **stage.context},
+            "rollout": rollout,
+            "optim": optim,
+        }
+    )
+
+
+def tasks_of_run(config: GrpoConfig, folder: Path) -> list[Task]:
+    """All that a run may draw, each once: what its worker processes have to know."""
+    found: dict[tuple[str, str], Task] = {}
+    leave = config.select.mastered_after > 0 or any(stage.leave_out_solved for stage in config.stages)
+    for number in range(max(1, len(config.stages))):
+        staged = at_stage(config, number)
+        most = _places(config, staged) * (2 if leave else 1)  # each problem that has left is passed over once
+        tasks = _tasks(staged, folder, most)
+        if config.evaluation.eval_every:
+            tasks = [*tasks, *held_out(staged, folder)]
+        found |= {(task.family, task.id): task for task in tasks}
+    return list(found.values())
+
+
+def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
+    """The problems of an evaluation, the same each time."""
+    count = config.evaluation.eval_problems
+    return load_tasks(config.tasks, split="eval", seed=config.seed, count=count, folder=tasks_folder(folder))
+
+
+def _places(config: GrpoConfig, staged: GrpoConfig) -> int:
+    """How many tasks the run draws at most if none leaves the pool."""
+    return config.steps * (staged.rollout.prompts_per_step + staged.rollout.refill)
+
+
+def _tasks(config: GrpoConfig, folder: Path, count: int) -> list[Task]:
+    tasks = training_tasks(
+        config.tasks,
+        seed=config.seed,
+        count=count,
+        block=config.rollout.shuffle_block,
+        problems=config.rollout.problems,
+        folder=tasks_folder(folder),
+    )
+    if config.rewards is None:
+        refuse_unscored(tasks, config.tasks)
+    return tasks

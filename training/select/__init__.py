@@ -1,0 +1,1 @@
+"""Selection of rollouts: resample on correct, penalties, verdicts."""

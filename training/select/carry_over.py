@@ -1,0 +1,135 @@
+"""Rollouts that were cut off, carried over: they go on in the next step, with its weights, and are trained on there.
+
+A rollout goes on as after a kill: what it has sampled is on record and is not sampled again, what comes now is by the
+weights of the later step. Which weights sampled a token its call says, and the loss is corrected for the older ones as
+it is with `versions_behind`.
+
+It belongs to the group that it was begun in, which was trained on without it. When it has ended, that group is judged
+once more with it, by the draw of its own step, as if it had been waited for: what a carried rollout gets, verdict and
+advantage, is what it would have had. Only the carried ones are trained on; what became of the others stands. So no
+rollout is more likely to be trained on, nor less, because it took long.
+
+It is carried once. What has not ended by the deadline of the later step is left for good, and nothing is carried into
+another stage, whose tasks and lengths are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hrm_agent.errors import RunError
+from hrm_agent.runtime.episode import Episode
+from hrm_agent.store import RunStore
+from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT, needs_second_attempt
+from hrm_agent.training.rollout.groups import Collector
+from hrm_agent.training.rollout.rollout import Attempts
+from hrm_agent.training.rollout.scoring import Score
+from hrm_agent.training.rollout.source import StepPlan, TaskSource
+from hrm_agent.training.select.verdicts import credited_overlays, judge_group
+from hrm_agent.trajectory import DropReason, Overlay, Trajectory, Verdict
+
+__all__ = ["Carried", "CarryOver"]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What became of the rollouts that a step has taken over from the one before."""
+
+    begun: int = 0
+    """How many they were."""
+    attempts: Sequence[Attempts] = ()
+    """Of those that have ended in time, scored."""
+    overlays: Sequence[Overlay] = ()
+    """A verdict for each of these attempts, with advantages."""
+
+    @property
+    def rollouts(self) -> list[Trajectory]:
+        """Those that have ended in time."""
+        return [each[-1] for each in self.attempts]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        kept = sum(overlay.verdict is Verdict.KEPT for overlay in self.overlays)
+        return {
+            "rollout/carried_over": float(self.begun),
+            "rollout/carried_ended": float(len(self.attempts)),
+            "select/carried": float(kept),
+        }
+
+
+class CarryOver:
+    """Lets the rollouts of a run go on that its last step has cut off."""
+
+    def __init__(
+        self, store: RunStore, run_id: str, folder: Path, collector: Collector, source: TaskSource, score: Score
+    ) -> None:
+        self._store, self._run_id, self._folder = store, run_id, folder
+        self._collector, self._source, self._score = collector, source, score
+
+    @asynccontextmanager
+    async def beside(self, plan: StepPlan) -> AsyncGenerator[Callable[[], Awaitable[Carried]]]:
+        """They are under way beside the groups of a step; what is given is called when these have ended."""
+        episodes = self._episodes(plan)
+        async with self._collector.carried(episodes, plan.step, plan.config) as ended:
+
+            async def carried() -> Carried:
+                attempts = await self._score(await ended())
+                return Carried(len(episodes), attempts, self._judged(attempts, plan))
+
+            yield carried
+
+    def _episodes(self, plan: StepPlan) -> list[Episode]:
+        """Those that the step before has cut off, by group and sample."""
+        if not plan.config.rollout.carry_over or plan.step == self._source.progress.began_at:
+            return []
+        before, cut = plan.step - 1, dict[str, set[str]]()
+        for overlay in self._collector.cut_off_in(before):
+            cut.setdefault(overlay.group_id, set()).add(overlay.trajectory_id)
+        found: list[Episode] = []
+        for place, group_id in sorted((int(group_id.rpartition("/")[2]), group_id) for group_id in cut):
+            # One that was waiting for its turn is on no record itself; some of its group have ended.
+            known = self._store.journal.headers("group_id = ?", (group_id,))[0].task
+            task = self._source.drawn(known.family, known.id)
+            if task is None:
+                raise RunError(
+                    f"Task {known.id!r}, of which rollouts in {self._folder} are to go on, is not drawn any more.",
+                    "The tasks have changed since the run began: start a new run in another folder.",
+                )
+            group = self._collector.episodes(f"step-{before}", plan.config, place, task)
+            found += [episode for episode in group if episode.trajectory_id in cut[group_id]]
+        return found
+
+    def _judged(self, carried: Sequence[Attempts], plan: StepPlan) -> list[Overlay]:
+        """A verdict for each attempt, by all that has ended of its group."""
+        if not carried:
+            return []
+        before = plan.step - 1
+        others = [
+            overlay
+            for overlay in self._store.journal.overlays(self._run_id, before)
+            if overlay.carried_from is None and overlay.drop_reason is not DropReason.CUT_OFF
+        ]
+        groups: dict[str, list[Attempts]] = {}
+        for attempts in carried:
+            groups.setdefault(attempts[-1].group_id, []).append(attempts)
+        for overlay in others:
+            if overlay.group_id in groups:
+                member = self._store.journal.trajectory(overlay.trajectory_id, requests=False)
+                if member.thread_id.endswith(SECOND_ATTEMPT) or not needs_second_attempt(member):
+                    groups[overlay.group_id].append((member,))
+        judged = [each for group in groups.values() for each in judge_group(group, before, self._run_id, plan.config)]
+        rollouts = [attempts[-1] for group in groups.values() for attempts in group]
+        beside = [overlay for overlay in others if overlay.group_id not in groups]
+        ids = {trajectory.id for attempts in carried for trajectory in attempts}
+        return [
+            self._of_step(overlay, plan.step)
+            for overlay in credited_overlays(rollouts, judged, plan.config, beside)
+            if overlay.trajectory_id in ids
+        ]
+
+    def _of_step(self, overlay: Overlay, step: int) -> Overlay:
+        reason = f"{overlay.reason}; carried over from step {step - 1}"
+        return overlay.model_copy(update={"step": step, "carried_from": step - 1, "reason": reason})

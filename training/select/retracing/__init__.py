@@ -1,0 +1,1 @@
+"""Retraces the values of a session's code without running it."""

@@ -1,0 +1,302 @@
+"""Retraces the output of a session's snippets, by an interpreter that works nothing out.
+
+A policy can pad a rollout with calls that show what it wrote itself. How they are written has no end (`print('ok')`,
+`if True: print('ok')`, a variable of an earlier call, `chr(111) + chr(107)`, a function that returns it), so each
+snippet is followed: literals, what is made of them by writing them otherwise, choosing among them or counting them,
+through variables, branches, loops and functions of the session. A value is of one of four kinds:
+
+* *given*: it stands in the code, or follows from that as above; a step of one (`n + 1`); a comparison of such. Where it
+  is unknown, too, it is noise: it tells of the machine, the moment or chance.
+* *calculated*: by arithmetic, under a condition on such, or by something that is not retraced.
+* *read*: found out about words or lists of the problem, as by `'strawberry'.count('r')`.
+* *long*: by a loop that took longer than could be followed.
+
+Nothing of the snippet is run: only functions of `hrm_agent.training.select.retracing.given` are, on small data. Each snippet has
+a budget of steps, so that a hostile one costs some milliseconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, ClassVar
+
+from hrm_agent.training.select.retracing.expressions import Expressions
+from hrm_agent.training.select.retracing.given import NOISE, is_plain
+from hrm_agent.training.select.retracing.values import (
+    CALCULATED,
+    GIVEN,
+    LONG,
+    UNKNOWN,
+    Function,
+    Module,
+    TooLong,
+    Value,
+)
+
+__all__ = ["Retraced", "SessionValues"]
+
+_MOST_STEPS = 800
+_MANY_STEPS = 250
+_MADE = (ast.BinOp, ast.Call, ast.JoinedStr, ast.Subscript)
+_MOST_MADE = 20
+_SHOWN = "RESULT"
+"""Variable that is shown where the snippet does not end with an expression."""
+
+
+class _Leave(Exception):
+    """A `break`, `continue` or `return`, and under what condition."""
+
+    def __init__(self, how: type[ast.stmt], value: Value) -> None:
+        super().__init__()
+        self.how = how
+        self.value = value
+
+
+class Retraced:
+    """Result of retracing one snippet: what it may have shown, and what it left unchanged."""
+
+    __slots__ = ("certain", "given", "kept", "long", "shown")
+
+    def __init__(
+        self, shown: list[Value], given: list[Value], kept: frozenset[str], *, long: bool, certain: bool
+    ) -> None:
+        self.shown = shown
+        self.given = given
+        """Value of code that could not be followed."""
+        self.certain = certain
+        """True if no branch had to be guessed."""
+        self.kept = kept
+        """Names that it set to what they were already."""
+        self.long = long
+        """True if it took many steps."""
+
+
+class SessionValues(Expressions):
+    """The values of one session, call by call."""
+
+    def __init__(self, problem: str = "") -> None:
+        """`problem`: the text that the rollout was given, if it is known."""
+        super().__init__(problem)
+        self._names = self.scopes[0]
+        self._certain = True
+        self._given: list[Value] = []
+
+    def follow(self, code: str, kept_among: Iterable[str] = ()) -> Retraced | None:
+        """The next call; None for one that cannot be read. `kept_among`: names to be looked at for `kept`."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                body = ast.parse(code).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        self.shown, self.steps, self.depth, self.control, self._certain = [], _MOST_STEPS, 0, GIVEN, True
+        self._given, self.scopes = [], [self._names]
+        before = {name: (value, _image(value)) for name in kept_among if (value := self._names.get(name)) is not None}
+        for statement in body:
+            self._follow(statement, last=statement is body[-1])
+        kept = (name for name, (value, image) in before.items() if _is_kept(self._names.get(name), value, image))
+        long = self.steps < _MOST_STEPS - _MANY_STEPS
+        return Retraced(self.shown, self._given, frozenset(kept), long=long, certain=self._certain)
+
+    def _follow(self, statement: ast.stmt, *, last: bool) -> None:
+        """A statement of the snippet itself. Names that one sets which takes too long are unknown after it."""
+        before = len(self.shown)
+        try:
+            if last and isinstance(statement, ast.Expr):
+                self._show(self.value(statement.value))
+                return
+            self._do(statement)
+            stored = self._names.get(_SHOWN) if last else None
+            if stored is not None and _SHOWN in _stored(statement):
+                self._show(stored)
+        except _Leave:
+            pass
+        except (TooLong, RecursionError):
+            self.scopes, self.depth, self.control = [self._names], 0, GIVEN
+            self.steps = _MOST_STEPS // 4
+            long = Value(LONG)
+            self._names.update(dict.fromkeys(_stored(statement), long))
+            if len(self.shown) == before:
+                self.shown.append(long)
+
+    def _show(self, value: Value) -> None:
+        if value.known is not None:
+            self.shown.append(value if not value.own_word else Value(GIVEN))
+
+    def enter(self, function: Function, local: dict[str, Value]) -> Value:
+        node = function.node
+        if isinstance(node, ast.Lambda):
+            return self.value(node.body)
+        try:
+            self._block(node.body)
+        except _Leave as left:
+            return left.value
+        return Value(GIVEN, None)
+
+    # --- statements ---------------------------------------------------------------------------------------------------
+
+    def _block(self, body: Sequence[ast.stmt], condition: Value | None = None) -> None:
+        """Statements, and the condition under which they are reached."""
+        before = self.control
+        self.control = max(before, condition.kind if condition is not None else GIVEN)
+        try:
+            for statement in body:
+                self._do(statement)
+        finally:
+            self.control = before
+
+    def _do(self, node: ast.stmt) -> None:
+        self.tick()
+        does = self._BY_STATEMENT.get(type(node))
+        if does is not None:
+            does(self, node)
+
+    def _expression(self, node: ast.Expr) -> None:
+        self.value(node.value)
+
+    def _assign(self, node: ast.Assign) -> None:
+        value = self.value(node.value)
+        for target in node.targets:
+            self.bind(target, value)
+
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.bind(node.target, self.value(node.value))
+
+    def _augmented(self, node: ast.AugAssign) -> None:
+        self.bind(node.target, self.operate(node.op, self.value(node.target), self.value(node.value)))
+
+    def _if(self, node: ast.If) -> None:
+        test = self.value(node.test)
+        self._certain &= test.is_known
+        for body, reached in ((node.body, not test.is_known or test.known), (node.orelse, not test.known)):
+            if reached or not test.is_known:
+                self._block(body, test)
+
+    def _for(self, node: ast.For) -> None:
+        for item in self.items(self.value(node.iter)):
+            self.bind(node.target, item)
+            if not self._round(node, Value(item.kind)):
+                return
+        self._block(node.orelse)
+
+    def _while(self, node: ast.While) -> None:
+        while True:
+            self.tick()
+            test = self.value(node.test)
+            if test.is_known and not test.known:
+                return self._block(node.orelse)
+            if not self._round(node, test) or test.is_noise:
+                return None
+            if not test.is_known:
+                raise TooLong
+
+    def _round(self, node: ast.For | ast.While, condition: Value) -> bool:
+        """One round of a loop: whether another one follows. Where it ends by a condition, that says what was found."""
+        try:
+            self._block(node.body, condition)
+        except _Leave as left:
+            if left.how is ast.Return:
+                raise
+            names = self.scopes[-1]
+            for name in _stored(node) & names.keys() if left.how is ast.Break else ():
+                names[name] = Value(max(names[name].kind, left.value.kind), names[name].known)
+            return left.how is ast.Continue
+        return True
+
+    def _try(self, node: ast.Try) -> None:
+        self._block(node.body)
+        self._certain &= not node.handlers
+        for handler in node.handlers:
+            if handler.name:
+                self.scopes[-1][handler.name] = Value(GIVEN)
+            self._block(handler.body)
+        self._block(node.orelse)
+        self._block(node.finalbody)
+
+    def _with(self, node: ast.With) -> None:
+        for item in node.items:
+            value = self.value(item.context_expr)
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, value)
+        self._block(node.body)
+
+    def _define(self, node: ast.FunctionDef) -> None:
+        if node.decorator_list or any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node)):
+            return self._opaque(node)
+        self.scopes[-1][node.name] = Value(GIVEN, Function(node, list(self.scopes)))
+        return None
+
+    def _opaque(self, node: ast.ClassDef | ast.AsyncFunctionDef | ast.FunctionDef) -> None:
+        """It is not followed; what stands in it is noted, and what follows from that."""
+        self.scopes[-1][node.name] = Value(CALCULATED, own_word="class" if isinstance(node, ast.ClassDef) else "")
+        for each in islice((each for each in ast.walk(node) if isinstance(each, _MADE)), _MOST_MADE):
+            value = self.value(each)
+            self._given += [value] if value.kind == GIVEN else []
+
+    def _import(self, node: ast.Import) -> None:
+        for each in node.names:
+            name = each.asname or each.name.partition(".")[0]
+            self.shown += [Value(GIVEN)] if name == "this" else []  # it prints
+            self.scopes[-1][name] = _module(each.name if each.asname else name)
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        module = _module(node.module or "")
+        for each in node.names:
+            self.scopes[-1][each.asname or each.name] = self.attribute_of(module, each.name)
+
+    def _return(self, node: ast.Return) -> None:
+        value = self.value(node.value) if node.value is not None else Value(GIVEN, None)
+        raise _Leave(ast.Return, Value(max(value.kind, self.control), value.known))
+
+    def _leave(self, node: ast.Break | ast.Continue) -> None:
+        raise _Leave(type(node), Value(self.control))
+
+    def _delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self.scopes[-1].pop(target.id, None)
+
+    _BY_STATEMENT: ClassVar[dict[type[ast.stmt], Any]] = {
+        ast.AnnAssign: _annotated,
+        ast.Assign: _assign,
+        ast.AsyncFunctionDef: _opaque,
+        ast.AugAssign: _augmented,
+        ast.Break: _leave,
+        ast.ClassDef: _opaque,
+        ast.Continue: _leave,
+        ast.Delete: _delete,
+        ast.Expr: _expression,
+        ast.For: _for,
+        ast.FunctionDef: _define,
+        ast.If: _if,
+        ast.Import: _import,
+        ast.ImportFrom: _import_from,
+        ast.Return: _return,
+        ast.Try: _try,
+        ast.While: _while,
+        ast.With: _with,
+    }
+
+
+def _module(name: str) -> Value:
+    return Value(GIVEN) if name.partition(".")[0] in NOISE else Value(GIVEN, Module(name))
+
+
+def _stored(node: ast.stmt) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+
+
+def _image(value: Value) -> Any:
+    """Equal for equal objects, whatever becomes of them."""
+    known = value.known
+    if not value.is_known or not (callable(known) or isinstance(known, (bytes, range, str)) or is_plain(known)):
+        return UNKNOWN
+    return repr(known)
+
+
+def _is_kept(now: Value | None, before: Value, image: Any) -> bool:
+    return now is before if image is UNKNOWN else now is not None and _image(now) == image

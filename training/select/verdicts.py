@@ -1,0 +1,273 @@
+"""What becomes of the rollouts of a step: a verdict for every attempt, group by group, and why a step is empty.
+
+Only the last attempt of a rollout is judged with its group; an earlier one gets a verdict of its own, so that nothing
+is on record without one. A group that was kept and cannot teach anything (none of its calls was sampled from the policy
+as it is: temperature 0, top-p) is rejected like one whose rewards are equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import RunError
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.metrics import METRICS_FILE, NOT_FINITE, Row, read_metrics
+from hrm_agent.training.rollout.eligibility import Why, fault_of
+from hrm_agent.training.rollout.rollout import Attempts
+from hrm_agent.training.select.diagnosis import GROUPS_FAILED, diagnosis, failure_counts, nothing_got_through, totals_of
+from hrm_agent.training.select.roc import RocOptions, select
+from hrm_agent.training.update.advantages import by_group, credit_by_name, credited
+from hrm_agent.training.update.batch import NoGradient, no_gradient
+from hrm_agent.training.update.optimizer_step import ALL_STALE, NOTHING_TO_TRAIN
+from hrm_agent.trajectory import DropReason, Overlay, RunStatus, Trajectory, Verdict
+
+__all__ = [
+    "advice",
+    "credited_overlays",
+    "explained",
+    "judge",
+    "judge_group",
+    "refuse_hopeless",
+    "selection_metrics",
+    "when_learning_stopped",
+    "why_nothing_is_kept",
+    "why_nothing_was_learnt",
+]
+
+_GROUPS = {
+    DropReason.EQUAL_REWARDS: "groups_equal_rewards",
+    DropReason.SMALL_GROUP: "groups_too_small",
+    DropReason.RUN_FAILED: GROUPS_FAILED,
+    DropReason.NO_GRADIENT: "groups_without_gradient",
+}
+"""Reasons for which a whole group is left out -> metrics, `select/{name}`."""
+_WORDS = {
+    DropReason.EQUAL_REWARDS: "have equal rewards",
+    DropReason.SMALL_GROUP: "have too few rollouts that can take part",
+    DropReason.RUN_FAILED: "raised the same error in every rollout",
+    DropReason.NO_GRADIENT: "have no call that can be trained on",
+}
+_MOST_GROUPS = 0.8
+"""Share of groups without a signal from which a step teaches next to nothing."""
+_LAST_STEPS = 5
+_LOST = (DropReason.INFRASTRUCTURE, DropReason.RUN_FAILED)
+
+
+def judge(rollouts: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
+    """A verdict for every attempt of every rollout of a step, group by group, without advantages."""
+    groups: dict[str, list[Attempts]] = {}
+    for attempts in rollouts:
+        groups.setdefault(attempts[-1].group_id, []).append(attempts)
+    return [overlay for group in groups.values() for overlay in judge_group(group, step, run_id, config)]
+
+
+def judge_group(group: Sequence[Attempts], step: int, run_id: str, config: GrpoConfig) -> list[Overlay]:
+    """A verdict for every attempt of every rollout of one group, without advantages."""
+    options = RocOptions(
+        selection=config.select.selection,
+        min_negatives=config.select.min_negatives,
+        min_positives=config.select.min_positives,
+        eps=config.select.penalty_eps,
+        penalties=config.select.penalties,
+        truncated=config.select.truncated,
+    )
+
+    def selected(trajectories: Sequence[Trajectory], min_group: float = 0.0) -> list[Overlay]:
+        return select(
+            trajectories,
+            config.rollout.group_size,
+            config.select.algorithm,
+            seed=config.seed,
+            run_id=run_id,
+            step=step,
+            options=options,
+            min_group=min_group,
+        )
+
+    out = {attempts[-1].id: why for attempts in group if (why := _why_left_out(attempts[-1], step, config))}
+    last = [attempts[-1] for attempts in group if attempts[-1].id not in out]
+    judged = _without_gradient(last, selected(last, config.select.min_group)) if last else []
+    judged += [_left_out(selected([each[-1]])[0], *out[each[-1].id]) for each in group if each[-1].id in out]
+    earlier = [(first, attempts[-1]) for attempts in group for first in attempts[:-1]]
+    return judged + [_superseded(selected([first])[0], second) for first, second in earlier]
+
+
+def _without_gradient(group: Sequence[Trajectory], overlays: list[Overlay]) -> list[Overlay]:
+    """The overlays; where no call that would be learnt from can be, those of a rejected group.
+
+    A group of greedy rollouts has equal rewards, too; that nothing was sampled is the reason for it.
+    """
+    able = [t for t in group if fault_of(t) is None]
+    kept = {overlay.trajectory_id for overlay in overlays if _is_kept(overlay)}
+    learnt_from = [t for t in able if t.id in kept] or able
+    found = Counter(no_gradient(call, t.policy) for t in learnt_from for call in t.own_calls)
+    small = any(overlay.drop_reason is DropReason.SMALL_GROUP for overlay in overlays)
+    if small or not able or found[None]:
+        return overlays
+    calls = ", ".join(f"{count} {reason.value.replace('_', ' ')}" for reason, count in found.items() if reason)
+    said = {
+        "verdict": Verdict.GROUP_REJECTED,
+        "drop_reason": DropReason.NO_GRADIENT,
+        "reason": f"group rejected: none of its calls can be trained on ({calls or 'no call was made'})",
+    }
+    ids = {trajectory.id for trajectory in able}
+    return [o.model_copy(update=said) if o.trajectory_id in ids else o for o in overlays]
+
+
+def _why_left_out(trajectory: Trajectory, step: int, config: GrpoConfig) -> Why | None:
+    """Why a rollout that has ended is no part of its group; None if it is."""
+    if (old := _too_old(trajectory, step, config)) is not None:
+        return DropReason.TOO_OLD, old
+    cut = trajectory.status is RunStatus.TRUNCATED and config.select.truncated == "leave_out"
+    if not cut or fault_of(trajectory) is not None:
+        return None
+    limit = trajectory.stop_reason.value if trajectory.stop_reason else "a limit"
+    return DropReason.TRUNCATED, f"left out of the selection: truncated ({limit})"
+
+
+def _too_old(trajectory: Trajectory, step: int, config: GrpoConfig) -> str | None:
+    """What is wrong with a rollout of which a token is of weights further back than the run allows; None if none is.
+
+    No rollout is begun so early. One on record can be: of a run that allowed more.
+    """
+    bound = config.rollout.versions_behind
+    if not bound or config.source:  # versions of another training's record say nothing
+        return None
+    versions = (call.policy_version for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None)
+    behind = step - min(versions, default=step)
+    return f"sampled by weights {behind} versions back, more than versions_behind = {bound}" if behind > bound else None
+
+
+def _left_out(overlay: Overlay, reason: DropReason, why: str) -> Overlay:
+    dropped = {"verdict": Verdict.DROPPED, "drop_reason": reason, "reason": why}
+    return overlay.model_copy(update=dropped)
+
+
+def credited_overlays(
+    rollouts: Sequence[Trajectory], judged: Sequence[Overlay], config: GrpoConfig, beside: Sequence[Overlay] = ()
+) -> list[Overlay]:
+    """The overlays of a step with advantages, and the weight of each call.
+
+    `beside`: further ones of the step, which have theirs already; estimators that look at a whole step see them, too.
+    """
+    loss = config.loss
+    overlays = by_group([*judged, *beside], loss.advantages, loss.advantage_eps)[: len(judged)]
+    credit = credit_by_name(loss.credit, advantages=loss.advantages, eps=loss.advantage_eps, frozen=loss.frozen_roles)
+    return credited(rollouts, overlays, credit)
+
+
+def _superseded(overlay: Overlay, second: Trajectory) -> Overlay:
+    return overlay.model_copy(update={"reason": f"{overlay.reason}; run once more as {second.thread_id}"})
+
+
+def selection_metrics(rollouts: Sequence[Attempts], overlays: Iterable[Overlay]) -> Row:
+    """Numbers of rollouts that were run again, failed or lost, and of groups left out, by reason."""
+    by_id = {overlay.trajectory_id: overlay for overlay in overlays}
+    last = [by_id[attempts[-1].id] for attempts in rollouts]
+    groups = _rejected(last)
+    return {
+        "rollout/second_attempts": float(sum(len(attempts) > 1 for attempts in rollouts)),
+        "rollout/lost": float(sum(overlay.drop_reason in _LOST for overlay in last if _is_dropped(overlay))),
+        "select/truncated": float(sum(overlay.drop_reason is DropReason.TRUNCATED for overlay in last)),
+        **failure_counts([attempts[-1] for attempts in rollouts]),
+        **{f"select/{name}": float(groups[reason]) for reason, name in _GROUPS.items()},
+    }
+
+
+def _rejected(overlays: Iterable[Overlay]) -> Counter[DropReason]:
+    """Groups of which nothing was kept, by reason."""
+    groups: dict[str, list[Overlay]] = {}
+    for overlay in overlays:
+        groups.setdefault(overlay.group_id, []).append(overlay)
+    return Counter(_why_rejected(group) for group in groups.values() if not any(map(_is_kept, group)))
+
+
+def _is_dropped(overlay: Overlay) -> bool:
+    return overlay.verdict is Verdict.DROPPED
+
+
+def _is_kept(overlay: Overlay) -> bool:
+    return overlay.verdict is Verdict.KEPT
+
+
+def _why_rejected(group: Sequence[Overlay]) -> DropReason:
+    """Of a group whose rollouts were all lost, that it is too small."""
+    reasons = (overlay.drop_reason for overlay in group if overlay.verdict is Verdict.GROUP_REJECTED)
+    return next(filter(None, reasons), DropReason.SMALL_GROUP)
+
+
+def explained(update: Row, metrics: Mapping[str, float]) -> Row:
+    """The metrics of an update; where nothing was to be trained, `skipped` says why nothing was kept."""
+    if update["skipped"] != NOTHING_TO_TRAIN:
+        return update
+    return {**update, "skipped": f"{NOTHING_TO_TRAIN}: {why_nothing_is_kept(metrics)}"}
+
+
+def why_nothing_is_kept(metrics: Mapping[str, Any]) -> str:
+    """Of a step, or of several whose metrics were added up: `14 of 16 groups have equal rewards, 2 of 16 ...`."""
+    counts = {reason: int(metrics.get(f"select/{name}") or 0) for reason, name in _GROUPS.items()}
+    total = sum(counts.values())
+    parts = [f"{count} of {total} groups {_WORDS[reason]}" for reason, count in counts.items() if count]
+    if counts[DropReason.NO_GRADIENT]:
+        calls = {reason: int(metrics.get(f"select/{reason.value}") or 0) for reason in NoGradient}
+        shown = [f"{count} {reason.value.replace('_', ' ')}" for reason, count in calls.items() if count]
+        parts[-1] += f" ({', '.join(shown) or 'no call was made'})"
+    return ", ".join(parts) or "there was no rollout"
+
+
+def why_nothing_was_learnt(rows: Sequence[Row]) -> str | None:
+    """What a run lacked of which no step changed the weights, and what may help.
+
+    None if one did, or if there are no rows, which is not to know. Those of an earlier version do not say why.
+    """
+    if not rows or any(row["stepped"] for row in rows):
+        return None
+    if any(row.get("skipped") == NOT_FINITE for row in rows):
+        return f"Nothing was learnt: {NOT_FINITE}. Lower learning_rate, and look at the rewards."
+    if any(row.get("skipped") == ALL_STALE for row in rows):
+        return f"Nothing was learnt: {ALL_STALE}. Raise max_staleness, or sample with newer weights."
+    totals = totals_of(rows)
+    steps = f"{len(rows)} step{'s' * (len(rows) != 1)}"
+    if not totals.counts.keys() & {f"select/{name}" for name in _GROUPS.values()}:
+        return f"Nothing was learnt in {steps}. An earlier version took them, which did not record why."
+    return f"Nothing was learnt in {steps}: {why_nothing_is_kept(totals.counts)}. {diagnosis(totals)}"
+
+
+def when_learning_stopped(rows: Sequence[Row]) -> str | None:
+    """From which step on almost no group taught anything, and what may help; None if that did not happen.
+
+    The last steps count, if there are `_LAST_STEPS` or more of them: a single one may be bad luck.
+    """
+    rejected = [row.get("select/groups_rejected") for row in rows]
+    idle = list(takewhile(lambda share: share is not None and share >= _MOST_GROUPS, reversed(rejected)))
+    if len(idle) < _LAST_STEPS or len(idle) == len(rows):
+        return None
+    last = rows[-len(idle) :]
+    shares = [share for share in idle if share is not None]
+    totals = totals_of(last)
+    span = f"{min(shares):.0%} to {max(shares):.0%}"
+    return (
+        f"From step {int(last[0]['step']) + 1} on, {span} of the groups taught nothing: "
+        f"{why_nothing_is_kept(totals.counts)}. {diagnosis(totals)}"
+    )
+
+
+def refuse_hopeless(row: Row, folder: Path) -> None:
+    """Raise `RunError` where no rollout of a run has got through yet: each further step would come to the same."""
+    if not nothing_got_through(totals_of([row])):
+        return
+    totals = totals_of(read_metrics(folder / METRICS_FILE))
+    if nothing_got_through(totals):
+        raise RunError(
+            f"No rollout of {totals.steps} step{'s' * (totals.steps != 1)} got through. {diagnosis(totals)}",
+            f"`hrm-agent history --store {folder}` lists them; `hrm-agent resume {folder}` goes on with the next step.",
+        )
+
+
+def advice(rows: Sequence[Row]) -> str:
+    """What may help where many groups of these steps taught nothing."""
+    return diagnosis(totals_of(rows))

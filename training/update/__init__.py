@@ -1,0 +1,1 @@
+"""Updates of the policy: batches, advantages, log-probs, objectives, optimisers, adapters."""

@@ -1,0 +1,491 @@
+"""Trajectories to tensors: each sampled token trained exactly once, each inserted token never.
+
+A trajectory is a forest of calls (`hrm_agent.trajectory.forest`); what a model computes is sequences. So each path from
+a root to a leaf becomes one *row*. Where paths share a prefix, its tokens stand in each of their rows, as context, but
+the loss mask is on in the first row only: counted twice they would weigh twice. For the same reason the calls that a
+forked run inherited are context in its rows: they are trained where they were made.
+
+A micro-batch is flat: the tokens that are forwarded, each with its position and the token before it, and beside them
+one entry for each token that is trained. How they are forwarded (`hrm_agent.training.update.logprobs`) decides which rows
+stand together, under a budget of the tokens that it takes:
+
+* padded: rows of like length, the budget counts the padding
+* packed: rows of like length, one after the other
+* tree: rows with common prefixes, each prefix once; so siblings of a group stand together
+
+What a call was sampled at is what it is trained at: each token has its call's temperature, and the loss takes the log
+softmax of the logits divided by it. Calls whose tokens are no sample of that distribution (temperature 0, top-p, a
+schema) are context: `no_gradient` says why.
+
+By the next-token convention a token is predicted at the one before it. A mask, a log-prob or a weight stands at the
+place of the token that it belongs to.
+
+One batch of rollouts cut into several, each for an optimiser step of its own.
+
+Rows of tokens that share prefixes, as a tree in which each prefix stands once.
+
+Siblings of a group begin with one prompt, and the rows of one rollout with what its calls have in common. In
+lexicographic order rows that share most stand together, and what a row adds to those before it is what it does not
+share with its neighbours.
+"""
+
+# Shapes stand in the names of fields too.
+# ruff: noqa: N815
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hrm_agent.errors import ConfigError, ModelError
+from hrm_agent.training.update.advantages import Credit, as_recorded
+from hrm_agent.trajectory import Call, DropReason, LogprobKind, Overlay, Trajectory, Verdict, derive_seed
+from hrm_agent.trajectory.forest import paths
+
+__all__ = [
+    "ForwardName",
+    "GrowingTree",
+    "MicroBatch",
+    "NoGradient",
+    "PlacedRows",
+    "Row",
+    "build_batches",
+    "kept_rows",
+    "left_out",
+    "lexicographic",
+    "linearise",
+    "micro_batches",
+    "no_gradient",
+    "placed_rows",
+    "split_kept",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """N tokens, a parent before its children, and all that descends from a token directly behind it."""
+
+    token_ids: np.ndarray
+    """Token ids."""
+    positions: np.ndarray
+    """Depth of each token, from 0."""
+    parents: np.ndarray
+    """Index of the token before it; -1 for the first of a sequence."""
+    indices: list[np.ndarray]
+    """For each row, where its tokens stand."""
+
+
+def lexicographic(token_ids: np.ndarray) -> bytes:
+    """A key by which rows are in the order of their tokens."""
+    return token_ids.astype(">i8").tobytes()
+
+
+def placed_rows(rows: Sequence[np.ndarray], *, shared: bool) -> PlacedRows:
+    """The rows one after the other; `shared`: each without what it has in common with the one before it.
+
+    With `shared`, rows in lexicographic order become a tree in which no prefix stands twice.
+    """
+    indices: list[np.ndarray] = []
+    commons: list[int] = []
+    size = 0
+    for number, row in enumerate(rows):
+        common = _in_common(rows[number - 1], row) if shared and number else 0
+        added = np.arange(size, size + len(row) - common)
+        indices.append(np.concatenate([indices[-1][:common], added]) if common else added)
+        commons.append(common)
+        size += len(added)
+    positions = np.concatenate([np.arange(common, len(row)) for common, row in zip(commons, rows, strict=True)])
+    parents = np.arange(size) - 1
+    for common, places in zip(commons, indices, strict=True):
+        if common < len(places):
+            parents[places[common]] = places[common - 1] if common else -1
+    token_ids = np.concatenate([row[common:] for common, row in zip(commons, rows, strict=True)])
+    return PlacedRows(token_ids, positions, parents, indices)
+
+
+def _in_common(first: np.ndarray, second: np.ndarray) -> int:
+    """Number of tokens with which both begin."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length
+
+
+@dataclass(slots=True)
+class GrowingTree:
+    """How many tokens the tree of some rows has, while rows are added in any order."""
+
+    size: int = 0
+    """Tokens, each once."""
+    _keys: list[bytes] = field(default_factory=list[bytes])
+    _rows: list[np.ndarray] = field(default_factory=list[np.ndarray])
+
+    def add(self, row: np.ndarray) -> None:
+        key = lexicographic(row)
+        place = bisect_left(self._keys, key)
+        neighbours = self._rows[max(0, place - 1) : place + 1]
+        self.size += len(row) - max((_in_common(each, row) for each in neighbours), default=0)
+        self._keys.insert(place, key)
+        self._rows.insert(place, row)
+
+
+ForwardName = Literal["padded", "packed", "tree"]
+"""How tokens reach the model: rows padded to one length, rows one after the other, or each shared prefix once."""
+
+
+class NoGradient(StrEnum):
+    """Why a call of a kept trajectory is context only; the names of metrics, `select/{name}`."""
+
+    OTHER_MODEL = "calls_of_other_models"
+    """Another model than the policy made it."""
+    CONSTRAINED = "constrained_calls"
+    """A schema chose among the tokens."""
+    GREEDY = "greedy_calls"
+    """Temperature 0."""
+    NUCLEUS = "nucleus_calls"
+    """top_p below 1: the distribution sampled from is renormalised, and not the policy's."""
+    UNTRAINABLE = "untrainable_calls"
+    """Any other reason that `Call.untrainable` gives: no token ids, log-probs of an unknown kind."""
+
+
+def no_gradient(call: Call, policy: str) -> NoGradient | None:
+    """Why a call cannot be trained on, by what is on record of it; None if it can."""
+    if call.model != policy:
+        return NoGradient.OTHER_MODEL
+    if call.constrained:
+        return NoGradient.CONSTRAINED
+    if call.token_ids and call.sampled_with.temperature == 0:
+        return NoGradient.GREEDY
+    if call.token_ids and call.sampled_with.top_p < 1:
+        return NoGradient.NUCLEUS
+    return None if call.trainable else NoGradient.UNTRAINABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One path of a forest, as arrays with one entry per token."""
+
+    token_ids: np.ndarray
+    """Tokens of the path from its root to its leaf."""
+    loss_mask: np.ndarray
+    """True where the token is trained in this row."""
+    old_logprobs: np.ndarray
+    """Natural log, as the engine reported it; 0 where not trained."""
+    weights: np.ndarray
+    """Advantage times credit; 0 where not trained."""
+    temperatures: np.ndarray
+    """At which the token was sampled; 1 where not trained."""
+    old_temperatures: np.ndarray
+    """At which `old_logprobs` are: 1 for raw ones, the token's own for tempered ones; 1 where not trained."""
+    versions: np.ndarray
+    """Policy version that sampled the token; 0 where not trained."""
+    sequence: int = 0
+    """Number of the trajectory within the batch of the whole step."""
+    sequence_tokens: int = 0
+    """Trained tokens of the trajectory, over all its rows."""
+    role: str = ""
+    """Role whose adapter sampled what is trained; empty for the one that all others share."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """N tokens that are forwarded, each once, and K entries of the loss, in row-major order of the rows."""
+
+    token_ids_N: Int[Tensor, " N"]
+    """Token ids; no padding among them."""
+    positions_N: Int[Tensor, " N"]
+    """Depth of each token in its sequence, from 0."""
+    parents_N: Int[Tensor, " N"]
+    """Index in N of the token before it; -1 for the first of a sequence."""
+    loss_indices_K: Int[Tensor, " K"]
+    """Index in N of each token to train, never of a first one. Siblings that sampled the same have an entry each."""
+    weights_K: Float[Tensor, " K"]
+    """Advantage times credit."""
+    old_logprobs_K: Float[Tensor, " K"]
+    """Natural log, as the engine reported it."""
+    temperatures_K: Float[Tensor, " K"]
+    """Sampling temperature of each token's call."""
+    old_temperatures_K: Float[Tensor, " K"]
+    """Temperature that `old_logprobs_K` are at: 1 for raw ones, the call's for tempered ones."""
+    versions_K: Int[Tensor, " K"]
+    """Policy version that sampled the token."""
+    sequences_K: Int[Tensor, " K"]
+    """Number of the token's trajectory within the batch of the whole step, the same in all micro-batches."""
+    lengths_K: Float[Tensor, " K"]
+    """Trained tokens of that trajectory in the whole step."""
+    role: str = ""
+    """Role through whose adapter all tokens go; empty for the one that all others share."""
+    forward: ForwardName = "padded"
+    """How it is to be forwarded; of a tree, several tokens may have one parent."""
+
+    @property
+    def trained_tokens(self) -> int:
+        return len(self.loss_indices_K)
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same on `device`."""
+        moved = {name: getattr(self, name) for name in self.__slots__ if name not in ("role", "forward")}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in moved.items()})
+
+
+def build_batches(
+    trajectories: Iterable[Trajectory],
+    overlays: Iterable[Overlay],
+    *,
+    token_budget: int,
+    forward: ForwardName = "padded",
+    whole_trajectories: bool = False,
+    credit: Credit = as_recorded,
+    roles: Collection[str] = (),
+    may_be_empty: bool = False,
+) -> list[MicroBatch]:
+    """Micro-batches of what the overlays keep; empty if they keep nothing. `roles`: those with an adapter of their own.
+
+    Raises `ModelError` if something was kept but none of it can be trained on, unless it `may_be_empty`.
+    """
+    rows = kept_rows(trajectories, overlays, credit, roles, may_be_empty=may_be_empty)
+    return micro_batches(rows, token_budget=token_budget, forward=forward, whole_trajectories=whole_trajectories)
+
+
+def kept_rows(
+    trajectories: Iterable[Trajectory],
+    overlays: Iterable[Overlay],
+    credit: Credit = as_recorded,
+    roles: Collection[str] = (),
+    *,
+    may_be_empty: bool = False,
+) -> list[Row]:
+    """The rows of all kept trajectories, in the order of the overlays; an empty list if nothing was kept.
+
+    `credit` gives each call its weight: by default what the overlays say of it, or the advantage of its trajectory.
+
+    Raises `ModelError` if something was kept but none of it can be trained on, unless it `may_be_empty`.
+    """
+    by_id = {trajectory.id: trajectory for trajectory in trajectories}
+    kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
+    whole = [by_id[overlay.trajectory_id] for overlay in kept]
+    weights = credit(whole, kept)
+    rows = [row for sequence, each in enumerate(whole) for row in linearise(each, weights, sequence, roles)]
+    if kept and not rows and not may_be_empty:
+        raise ModelError(
+            f"None of the {len(kept)} kept trajectories has a sampled token to train on: {_why_untrainable(whole[0])}.",
+            "Sample with a policy that reports token ids, at a temperature above 0 and with top_p 1; freeze not all "
+            "roles.",
+        )
+    return rows
+
+
+def linearise(
+    trajectory: Trajectory, weight_by_call: Mapping[str, float], sequence: int = 0, roles: Collection[str] = ()
+) -> list[Row]:
+    """One row for each path that has tokens to train; `sequence`: the trajectory's number within the batch.
+
+    `roles` have adapters of their own. A call was sampled through its role's, with all that is before it: so a path
+    whose calls are of several adapters becomes a row for each, in which calls of the others are context. Calls
+    without a weight, untrainable ones, other models' and those that a fork inherited are context only.
+    """
+    free = {call.id for call in trajectory.own_calls if no_gradient(call, trajectory.policy) is None}
+    own = free & weight_by_call.keys()
+    trained: set[str] = set()
+    rows: list[Row] = []
+    for path in paths(trajectory.calls):
+        fresh = {c.id: _adapter_of(c, roles) for c in path if c.id in own and c.id not in trained}
+        for role in dict.fromkeys(fresh.values()):
+            mine = [name for name, adapter in fresh.items() if adapter == role]
+            # A path stops at its last call with something to train: what follows is nobody's context.
+            last = max(place for place, call in enumerate(path) if call.id in mine)
+            row = _row(path[: last + 1], {name: weight_by_call[name] for name in mine})
+            if row.loss_mask.any():
+                rows.append(replace(row, role=role))
+        trained.update(fresh)
+    tokens = sum(int(row.loss_mask.sum()) for row in rows)
+    return [replace(row, sequence=sequence, sequence_tokens=tokens) for row in rows]
+
+
+def _adapter_of(call: Call, roles: Collection[str]) -> str:
+    return call.identity.role if call.identity.role in roles else ""
+
+
+def _row(path: Sequence[Call], fresh: Mapping[str, float]) -> Row:
+    """The tokens of `path`, with the loss on the sampled tokens of the calls in `fresh`."""
+    size = sum(len(call.token_ids) for call in path)
+    token_ids, loss_mask = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    old_logprobs, weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    temperatures, old_temperatures = np.ones(size, np.float32), np.ones(size, np.float32)
+    versions = np.zeros(size, np.int64)
+    start = 0
+    for call in path:
+        span = slice(start, start := start + len(call.token_ids))
+        token_ids[span] = call.token_ids
+        if call.id in fresh:
+            mask = np.asarray(call.mask, np.bool_)
+            loss_mask[span] = mask
+            old_logprobs[span] = np.where(mask, call.logprobs, 0.0)
+            weights[span] = np.where(mask, fresh[call.id], 0.0)
+            temperatures[span] = np.where(mask, call.sampled_with.temperature, 1.0)
+            versions[span] = np.where(mask, call.policy_version, 0)
+            if call.logprob_kind is LogprobKind.TEMPERED:
+                old_temperatures[span] = temperatures[span]
+    if loss_mask[:1].any():
+        raise ValueError(f"call {path[0].id} begins with a sampled token: nothing predicts the first of a sequence")
+    return Row(token_ids, loss_mask, old_logprobs, weights, temperatures, old_temperatures, versions)
+
+
+def _why_untrainable(trajectory: Trajectory) -> str:
+    reasons = [call.why_untrainable for call in trajectory.own_calls if call.why_untrainable]
+    others = [call.model for call in trajectory.own_calls if call.model != trajectory.policy]
+    if not reasons and others:
+        return f"its calls are of {others[0]!r}, the policy is {trajectory.policy!r}"
+    if not reasons and any(no_gradient(call, trajectory.policy) is None for call in trajectory.own_calls):
+        return "the roles of its calls are frozen"
+    return reasons[0] if reasons else "no call sampled a token"
+
+
+def left_out(trajectories: Iterable[Trajectory], overlays: Iterable[Overlay]) -> dict[str, float]:
+    """Calls that carry no gradient, by reason: metrics of a step. Of what was kept, or left out for this very lack."""
+    counted = {o.trajectory_id for o in overlays if _is_counted(o)}
+    found = Counter(no_gradient(call, t.policy) for t in trajectories if t.id in counted for call in t.own_calls)
+    return {f"select/{reason.value}": float(found[reason]) for reason in NoGradient}
+
+
+def _is_counted(overlay: Overlay) -> bool:
+    return overlay.verdict is Verdict.KEPT or overlay.drop_reason is DropReason.NO_GRADIENT
+
+
+def micro_batches(
+    rows: Iterable[Row], *, token_budget: int, forward: ForwardName = "padded", whole_trajectories: bool = False
+) -> list[MicroBatch]:
+    """Rows in groups that take at most `token_budget` tokens (a longer row stands alone), longest first.
+
+    Longest first, so that a budget too large for the memory fails at once and not late in the step; of a tree, in the
+    order of their tokens. With `whole_trajectories` all rows of a trajectory are in one micro-batch, whatever it takes.
+    Rows that go through different adapters never stand together.
+    """
+    by_role: dict[str, list[Row]] = {}
+    for row in rows:
+        by_role.setdefault(row.role, []).append(row)
+    return [
+        batch
+        for role in sorted(by_role)
+        for batch in _of_one_adapter(by_role[role], token_budget, forward, whole_trajectories)
+    ]
+
+
+def _of_one_adapter(
+    rows: Iterable[Row], token_budget: int, forward: ForwardName, whole_trajectories: bool
+) -> list[MicroBatch]:
+    units = _by_trajectory(rows) if whole_trajectories else [[row] for row in rows]
+    if forward == "tree":
+        units = sorted(units, key=lambda unit: min(lexicographic(row.token_ids) for row in unit))
+    else:
+        units = sorted(units, key=_longest, reverse=True)
+    taken = _TAKEN[forward]()
+    groups: list[list[Row]] = []
+    for unit in units:
+        if not groups or taken.with_more(unit) > token_budget:
+            groups.append([])
+            taken = _TAKEN[forward]()
+            taken.with_more(unit)
+        groups[-1] += unit
+    return [_flat(group, forward) for group in groups]
+
+
+def _by_trajectory(rows: Iterable[Row]) -> list[list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.sequence, []).append(row)
+    return list(found.values())
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max(len(row) for row in rows)
+
+
+@dataclass(slots=True)
+class _Padded:
+    """Tokens that a micro-batch takes, while rows are added: here with all padding."""
+
+    rows: int = 0
+    width: int = 0
+
+    def with_more(self, rows: Sequence[Row]) -> int:
+        self.rows += len(rows)
+        self.width = max(self.width, _longest(rows))
+        return self.rows * self.width
+
+
+@dataclass(slots=True)
+class _Packed:
+    tokens: int = 0
+
+    def with_more(self, rows: Sequence[Row]) -> int:
+        self.tokens += sum(len(row) for row in rows)
+        return self.tokens
+
+
+@dataclass(slots=True)
+class _Tree:
+    tree: GrowingTree = field(default_factory=GrowingTree)
+
+    def with_more(self, rows: Sequence[Row]) -> int:
+        for row in rows:
+            self.tree.add(row.token_ids)
+        return self.tree.size
+
+
+_TAKEN: dict[ForwardName, type[_Padded | _Packed | _Tree]] = {"padded": _Padded, "packed": _Packed, "tree": _Tree}
+
+
+def _flat(rows: Sequence[Row], forward: ForwardName) -> MicroBatch:
+    if forward == "tree":
+        rows = sorted(rows, key=lambda row: lexicographic(row.token_ids))
+    placed = placed_rows([row.token_ids for row in rows], shared=forward == "tree")
+    counts = [int(row.loss_mask.sum()) for row in rows]
+    loss_indices = [places[row.loss_mask] for places, row in zip(placed.indices, rows, strict=True)]
+
+    def trained(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(row, name)[row.loss_mask] for row in rows]))
+
+    return MicroBatch(
+        token_ids_N=torch.from_numpy(placed.token_ids),
+        positions_N=torch.from_numpy(placed.positions),
+        parents_N=torch.from_numpy(placed.parents),
+        loss_indices_K=torch.from_numpy(np.concatenate(loss_indices)),
+        weights_K=trained("weights"),
+        old_logprobs_K=trained("old_logprobs"),
+        temperatures_K=trained("temperatures"),
+        old_temperatures_K=trained("old_temperatures"),
+        versions_K=trained("versions"),
+        sequences_K=torch.from_numpy(np.repeat([row.sequence for row in rows], counts)),
+        lengths_K=torch.from_numpy(np.repeat(np.array([row.sequence_tokens for row in rows], np.float32), counts)),
+        role=rows[0].role,
+        forward=forward,
+    )
+
+
+def split_kept(overlays: Sequence[Overlay], count: int, *, seed: int) -> list[list[Overlay]]:
+    """The kept overlays in `count` parts whose sizes differ by one at most, for `build_batches`.
+
+    Drawn at random, by `seed` and step, so that no part has the rollouts of a few prompts only. A rollout is whole in
+    its part: its tokens have one ratio in GSPO, and one mean in the aggregation by sequence. One part is the overlays
+    in their order.
+    """
+    if count < 1:
+        raise ConfigError(f"A batch cannot be cut into {count} mini-batches.", "Take 1 or more.")
+    kept = [overlay for overlay in overlays if overlay.verdict is Verdict.KEPT]
+    if count == 1:
+        return [kept]
+    random.Random(derive_seed(seed, "mini-batches", *(kept[:1] and [kept[0].step]))).shuffle(kept)
+    return [kept[part::count] for part in range(count)]

@@ -1,0 +1,198 @@
+"""The policy under training: weights, optimiser and version, and the engine that samples from the same weights.
+
+In one process the engine and the trainer share one module, so that publishing version n + 1 is a matter of telling
+the engine to forget its cache. Where rollouts are under way while the weights change, the engine has a copy of what is
+trained, and publishing copies it anew between two of the engine's steps. Servers are given the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from hrm_agent.models import Engine
+from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.model_string import parse_model
+from hrm_agent.models.restarting import RestartingEngine
+from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.fitted import fit
+from hrm_agent.training.update.batch import ForwardName, MicroBatch
+from hrm_agent.training.update.difference_bound import difference_bound
+from hrm_agent.training.update.gradients import SkippedSteps
+from hrm_agent.training.update.logprobs.packed import usable_forward
+from hrm_agent.training.update.model_mode import as_it_answers
+from hrm_agent.training.update.objectives import LossOptions
+from hrm_agent.training.update.optimizer_step import OptimOptions, policy_update
+from hrm_agent.training.update.optimizers import make_adamw
+from hrm_agent.training.update.schedule import dropout_seed
+from hrm_agent.training.update.sharded_checkpoint import is_sharded, read_sharded
+from hrm_agent.training.update.trained_policy import TrainedPolicy, copy_of_trained
+from hrm_agent.trajectory import derive_seed
+
+__all__ = ["OPTIMIZER_FILE", "Learner"]
+
+OPTIMIZER_FILE = "optimizer.pt"
+"""State dict of the optimiser, in a checkpoint of whole weights."""
+
+
+class Learner:
+    """A causal LM with its optimiser, its version, and its engine."""
+
+    def __init__(self, config: GrpoConfig, accelerator: Accelerator, folder: Path | None = None) -> None:
+        """`config.policy` must name weights on this machine. `folder`: the run's, where servers write their logs."""
+        config = fit(config)
+        self.name = config.policy
+        self.accelerator = accelerator
+        optim = config.optim
+        self._policy = TrainedPolicy.load(
+            self.name,
+            config.adapter,
+            dtype=optim.dtype,
+            device=accelerator.device,
+            seed=derive_seed(config.seed, "adapter"),
+        )
+        if optim.gradient_checkpointing:
+            self._policy.recompute_activations()
+        model = self._policy.model
+        self.codec = self._policy.codec
+        self._config = config
+        self.forward: ForwardName = usable_forward(model, config.loss.forward, quiet=not accelerator.is_main_process)
+        """How rows are forwarded: as the run is told, or padded where the model cannot be packed."""
+        self.model, self.optimizer = self._prepared(model)
+        self.version = 0
+        """Number of optimiser steps behind the weights."""
+        self.skipped = SkippedSteps()
+        """Updates that were not taken for a gradient that is not finite, since this process began."""
+        self._folder = folder
+        self._reference = self._policy.reference() if config.loss.kl_coef else None
+
+    def _prepared(self, model: Any) -> tuple[Any, Any]:
+        """What is trained, and its optimiser."""
+        return self.accelerator.prepare(model, make_adamw(model, self._config.optim))
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Made when it is first asked for: a training that samples nothing has none."""
+        rollout = self._config.rollout
+        if self._on_servers:
+            from hrm_agent.training.engines.open import open_fleet
+
+            assert self._folder is not None, "servers write their logs to the run's folder"
+            engine: Engine = open_fleet(self._config, self._folder, self.codec, self._score)
+        else:
+            model = self.accelerator.unwrap_model(self.model)
+            model = copy_of_trained(model) if rollout.versions_behind else model
+            engine = TransformersEngine(model, self.codec, name=self.name)
+            if rollout.on_publish == "abort":
+                engine = RestartingEngine(engine)
+        self._publish_to(engine)
+        return engine
+
+    def publish(self, version: int) -> None:
+        """The weights are those of `version` from now on, for the engine too, where there is one."""
+        self.version = version
+        if "engine" in self.__dict__:
+            self._publish_to(self.engine)
+
+    def engine_metrics(self) -> dict[str, float]:
+        """Of the servers that sample; empty where this process does."""
+        engine: Any = self.__dict__.get("engine")
+        return dict(engine.metrics()) if self._on_servers and engine is not None else {}
+
+    def formats(self) -> dict[str, float]:
+        """Number formats of trainer and engine, and the difference of log-probs that they allow."""
+        own = parse_model(self.name).options.load or ""
+        found = {(self._config.optim.dtype, own)}
+        if self._on_servers:
+            found |= self.engine.formats()  # type: ignore[attr-defined]
+        return {"/".join(each).strip("/"): difference_bound(*each) for each in sorted(found)}
+
+    def vouch(self) -> None:
+        """Raise `ModelError` where what samples has had other weights than it was given since they were published."""
+        engine: Any = self.__dict__.get("engine")
+        if self._on_servers and engine is not None:
+            engine.vouch()
+
+    @property
+    def _on_servers(self) -> bool:
+        return self._config.engines.engine == "vllm"
+
+    def _publish_to(self, engine: Engine) -> None:
+        model, adapter = self._policy.model, self._policy.adapter
+        if self._on_servers:
+            engine.publish(self.version, dict(model.named_parameters()) if adapter is None else adapter.save)
+        else:  # the engine has the very weights, or a copy
+            engine.publish(self.version, model.state_dict() if self._config.rollout.versions_behind else None)
+
+    @torch.no_grad()
+    def _score(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-prob of each token of a text but the first, at temperature 1."""
+        model = self._policy.model
+        ids = torch.tensor([list(token_ids)], device=self.accelerator.device)
+        with as_it_answers(model):
+            logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
+        return logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+
+    def update(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]], rate: float) -> dict[str, Any]:
+        """Learn from a step's batches, then version n + 1 on the engine, whether or not there was anything to learn."""
+        config = self._config
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self.loss_options(batches)
+        rank = self.accelerator.process_index
+        with dropout_seed(derive_seed(config.seed, "dropout", self.version, *((rank,) if rank else ()))):
+            metrics = policy_update(
+                self.model,
+                self.optimizer,
+                batches,
+                loss=loss,
+                optim=OptimOptions(epochs=config.optim.epochs, max_grad_norm=config.optim.max_grad_norm),
+                accelerator=self.accelerator,
+                reference=self._reference,
+                version=self.version,
+            )
+        if metrics["trained_tokens"]:
+            self.skipped.count(stepped=bool(metrics["stepped"]))
+        self.publish(self.version + 1)
+        return {**metrics, "learning_rate": rate}
+
+    def loss_options(self, batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> LossOptions:
+        """What is minimised on the batches of a step."""
+        del batches
+        taken = {each.name: self._config.loss.taken(each.name) for each in fields(LossOptions)}
+        return LossOptions(**{name: value for name, value in taken.items() if value is not None})
+
+    def begin_optimizer_afresh(self) -> None:
+        """Forget the means of past gradients."""
+        self.optimizer.state.clear()
+
+    def save(self, folder: Path) -> None:
+        """Save weights, tokenizer and chat template in Hugging Face's layout, with a card that says whence they are.
+
+        Where an adapter is trained, it alone is saved.
+        """
+        card = f"# {self.name}, trained\n\n{self.version} steps of reinforcement learning with\n\n```json\n"
+        card += f"{self._config.model_dump_json(indent=2)}\n```\n"
+        self._policy.save(folder, card)
+
+    def write(self, folder: Path) -> None:
+        """Weights and optimiser, for a checkpoint."""
+        self.save(folder)
+        torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
+
+    def read(self, folder: Path, version: int) -> None:
+        """Go on from what `write` wrote, here or on several ranks, as `version`."""
+        if is_sharded(folder):
+            read_sharded(folder, self._policy.model, self.optimizer)
+            self.publish(version)
+            return
+        optimizer = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
+        self._policy.read(folder)
+        self.optimizer.load_state_dict(optimizer)
+        self.publish(version)

@@ -1,0 +1,69 @@
+"""Entropy of the distribution that each trained token was drawn from, and its log-prob, under a model.
+
+As for log-probs (`sampled`) no tensor of all logits is made. A model that does something to its logits (a soft cap, an
+adapter on its output layer) is forwarded once for each bounded share of the entries instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hrm_agent.models.local.role_adapters import route_of
+from hrm_agent.training.update.batch import MicroBatch
+from hrm_agent.training.update.logprobs.log_softmax import chosen_logprobs
+from hrm_agent.training.update.logprobs.output_layer import output_layer
+from hrm_agent.training.update.logprobs.sampled import from_hidden, trained_logits
+from hrm_agent.training.update.logprobs.vocabulary_chunks import (
+    entropies_from_hidden,
+    entropies_of,
+    logprobs_from_hidden,
+)
+
+__all__ = ["token_entropies"]
+
+LOGITS = 2**25
+"""Most logits that are there at once where a model gives nothing else: 128 MiB in single precision."""
+_LARGE_VOCABULARY = 2**18
+
+Found = tuple[Float[Tensor, " K"], Float[Tensor, " K"]]
+
+
+@torch.no_grad()
+def token_entropies(model: nn.Module, batch: MicroBatch) -> Found:
+    """Of each entry of `batch` the entropy in nats over the whole vocabulary, and the log-prob of its token.
+
+    The entropy is at the entry's temperature, the log-prob at the one at which log-probs were recorded, to be compared
+    with those.
+
+    Nothing may sample from the same module meanwhile. Raises `ModelError` for a model that cannot be forwarded as the
+    batch is to be.
+    """
+    if (route := route_of(model)) is not None:
+        route.all_through(batch.role)
+    token_ids_K = batch.token_ids_N[batch.loss_indices_K]
+
+    def compute(hidden_PD: Tensor, layer: nn.Linear, places_K: Tensor) -> Found:
+        return (
+            entropies_from_hidden(hidden_PD, layer, places_K, batch.temperatures_K),
+            logprobs_from_hidden(hidden_PD, layer, places_K, token_ids_K, batch.old_temperatures_K),
+        )
+
+    layer = output_layer(model)
+    found = from_hidden(model, layer, batch, compute) if type(layer) is nn.Linear else None
+    size = max(1, LOGITS // int(getattr(layer, "out_features", _LARGE_VOCABULARY)))
+    return found if found is not None else _from_logits(model, batch, token_ids_K, size)
+
+
+def _from_logits(model: nn.Module, batch: MicroBatch, token_ids_K: Tensor, size: int) -> Found:
+    entropies: list[Tensor] = []
+    logprobs: list[Tensor] = []
+    for start in range(0, batch.trained_tokens, size):
+        share = slice(start, start + size)
+        logits_KV = trained_logits(model, replace(batch, loss_indices_K=batch.loss_indices_K[share])).float()
+        logprobs.append(chosen_logprobs(logits_KV, token_ids_K[share], batch.old_temperatures_K[share]))
+        entropies.append(entropies_of(logits_KV / batch.temperatures_K[share][:, None]))
+    return torch.cat(entropies), torch.cat(logprobs)

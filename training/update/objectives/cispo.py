@@ -1,0 +1,24 @@
+"""CISPO: the log-prob of each token, weighed by its clipped ratio (MiniMax-M1, arXiv 2506.13585).
+
+    J = stop_gradient(min(r, 1 + clip_high)) A log pi
+
+A token outside the bounds of the clipped surrogate has no gradient at all, and those are often the rare ones on which
+reasoning turns. Here each keeps its gradient, and only how much it weighs is bounded. There is no lower bound, as in
+the paper's experiments.
+"""
+
+from __future__ import annotations
+
+from hrm_agent.training.update.objectives.options import LossOptions
+from hrm_agent.training.update.objectives.tokens import PerToken, TrainedTokens
+
+__all__ = ["cispo"]
+
+
+def cispo(tokens: TrainedTokens, options: LossOptions) -> PerToken:
+    """`clipped_high_K` marks tokens of positive weight whose ratio was cut, though they have a gradient."""
+    ratios_K = (tokens.logprobs_K - tokens.old_logprobs_K).exp().detach()
+    bound = 1 + options.clip_high
+    loss_K = -ratios_K.clamp(max=bound) * tokens.weights_K * tokens.logprobs_K
+    high_K = (ratios_K > bound) & (tokens.weights_K > 0)
+    return PerToken(loss_K, ratios_K, high_K.new_zeros(high_K.shape), high_K)

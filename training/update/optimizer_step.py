@@ -1,0 +1,410 @@
+"""One policy update: forward and backward over the micro-batches, clip the gradient, an optimiser step; or several.
+
+A batch of rollouts may be trained on once as a whole, the default, or in mini-batches of whole rollouts, an optimiser
+step each, and in several epochs. What the probability ratio is to is fixed before the first of these steps
+(`hrm_agent.training.update.optimizer_step`), and what ranks have to agree on is agreed for each (`hrm_agent.training.update.reductions`).
+
+`old_logprobs = trainer` takes the trainer's own log-probs for the old ones. In the first step, on the weights that
+sampled the batch, they are equal to the engine's in theory, and this removes the engine's rounding (1e-2 in half
+precision, enough to reach the clip bounds now and then). Either way `engine_difference`, the mean of
+|log pi - log pi_engine|, both at the temperature of the recorded ones, is a metric of every batch: that engine and
+trainer agree is an assumption. Where recorded log-probs stand in the loss they have to be at the temperature of
+sampling; others are refused.
+
+A step that cannot be taken (nothing is to be trained, or the gradient is not finite) leaves the weights as they are:
+`stepped` is 0, and `skipped` says why. One overflow must not end a run of days, and must not pass unseen. The metrics
+of every update have the same names; one without a value is nan.
+
+What is fixed before the first optimiser step of a batch, however many steps are taken on it.
+
+Old log-probs and corrections are of the weights before that step. Where the first forward pass of a micro-batch is
+taken with those weights, they come from it; for what is trained on later, and where a correction is by rollout and the
+rollout's tokens lie in several micro-batches, they come from a forward pass without gradients beforehand.
+
+Tokens that weights of some versions ago sampled: how far they are behind, and a bound on it.
+"""
+
+# Shapes stand in the names of fields too.
+# ruff: noqa: N815
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hrm_agent.errors import ConfigError, ModelError
+from hrm_agent.training.metrics import NOT_FINITE
+from hrm_agent.training.update.batch import MicroBatch
+from hrm_agent.training.update.gradients import clip, kept_on_rank, step_if_finite
+from hrm_agent.training.update.logprobs import sampled_and_recorded_logprobs, token_logprobs
+from hrm_agent.training.update.model_mode import in_update
+from hrm_agent.training.update.objectives import LossOptions, TrainedTokens, merge_metrics, policy_loss
+from hrm_agent.training.update.objectives.correction import Correction, corrections, mismatch
+from hrm_agent.training.update.objectives.merging import LARGEST
+from hrm_agent.training.update.objectives.tokens import sum_by_sequence
+from hrm_agent.training.update.reductions import (
+    Agreed,
+    agree,
+    idle_batch,
+    max_over_ranks,
+    over_ranks,
+    sum_over_ranks,
+)
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+__all__ = [
+    "ALL_STALE",
+    "NOTHING_TO_TRAIN",
+    "FixedInputs",
+    "OptimOptions",
+    "fix_inputs",
+    "fresh_only",
+    "most_behind",
+    "policy_update",
+    "require_sampled_logprobs",
+    "sequence_log_ratios",
+    "versions_behind",
+]
+
+_BY_TOKEN = (
+    "loss_indices_K",
+    "weights_K",
+    "old_logprobs_K",
+    "temperatures_K",
+    "old_temperatures_K",
+    "versions_K",
+    "sequences_K",
+    "lengths_K",
+)
+
+
+def versions_behind(batches: Sequence[MicroBatch], version: int) -> int:
+    """Sum over the trained tokens of how many versions before `version` they were sampled by."""
+    return sum(int((version - batch.versions_K).sum()) for batch in batches)
+
+
+def most_behind(batches: Sequence[MicroBatch], version: int) -> int:
+    """How many versions before `version` the oldest of the trained tokens was sampled by; 0 without any."""
+    return max((int((version - batch.versions_K).max()) for batch in batches if batch.trained_tokens), default=0)
+
+
+def fresh_only(batches: Sequence[MicroBatch], version: int, max_staleness: int) -> list[MicroBatch]:
+    """The batches without the entries of tokens that are more than `max_staleness` versions behind.
+
+    Such tokens are context: they count neither among the trained tokens of the step nor of their trajectory.
+    """
+    kept = [_of(batch, version - batch.versions_K <= max_staleness) for batch in batches]
+    kept = [batch for batch in kept if batch.trained_tokens]
+    if not kept:
+        return []
+    sequences = torch.cat([batch.sequences_K for batch in kept])
+    lengths = sum_by_sequence(torch.ones(len(sequences), device=sequences.device), sequences)
+    parts = lengths.split([batch.trained_tokens for batch in kept])
+    return [replace(batch, lengths_K=part) for batch, part in zip(kept, parts, strict=True)]
+
+
+def _of(batch: MicroBatch, fresh_K: Tensor) -> MicroBatch:
+    return replace(batch, **{name: getattr(batch, name)[fresh_K] for name in _BY_TOKEN})
+
+
+@dataclass(slots=True)
+class FixedInputs:
+    """Of one micro-batch. What is None as yet comes from the first forward pass with a gradient."""
+
+    batch: MicroBatch
+    """Its tokens."""
+    old_logprobs_K: Tensor | None = None
+    """Log-probs that the ratio is to."""
+    recorded_at_K: Tensor | None = None
+    """The trainer's log-probs at the temperatures at which the engine's were recorded."""
+    correction: Correction | None = None
+    """Factors of the loss for whom the tokens were sampled by."""
+    reference_logprobs_K: Tensor | None = None
+    """Of the reference policy; None where the loss has none."""
+
+    def complete(self, logprobs_K: Tensor, options: LossOptions) -> Tensor:
+        """Take what is missing from log-probs under the weights before the first step; the old log-probs."""
+        if self.old_logprobs_K is None:
+            self.old_logprobs_K = logprobs_K.detach()
+        if self.correction is None and options.correction != "none":
+            batch = self.batch
+            self.correction = corrections(self.old_logprobs_K, batch.old_logprobs_K, batch.sequences_K, options)
+        return self.old_logprobs_K
+
+
+def fix_inputs(
+    model: nn.Module,
+    reference: nn.Module | None,
+    batches: Sequence[MicroBatch],
+    options: LossOptions,
+    *,
+    first: bool,
+    split: bool,
+) -> list[FixedInputs]:
+    """The fixed inputs of a mini-batch, on the device of its micro-batches.
+
+    `first`: it is the one that is trained on first; `split`: some of its trajectories lie in several micro-batches.
+    """
+    found = [FixedInputs(batch) for batch in batches]
+    by_sequence = options.correction == "sequence" and split
+    for each in found:
+        with torch.no_grad():
+            if options.old_logprobs == "engine":
+                each.old_logprobs_K = each.batch.old_logprobs_K
+            elif not first or by_sequence:
+                each.old_logprobs_K, each.recorded_at_K = sampled_and_recorded_logprobs(model, each.batch)
+            if reference is not None:
+                each.reference_logprobs_K = token_logprobs(reference, each.batch)
+    if by_sequence:
+        _correct_together(found, options)
+    return found
+
+
+def _correct_together(found: Sequence[FixedInputs], options: LossOptions) -> None:
+    sizes = [each.batch.trained_tokens for each in found]
+    old = torch.cat([each.old_logprobs_K for each in found if each.old_logprobs_K is not None])
+    engine = torch.cat([each.batch.old_logprobs_K for each in found])
+    sequences = torch.cat([each.batch.sequences_K for each in found])
+    weights, cut = corrections(old, engine, sequences, options)
+    for each, weights_K, cut_K in zip(found, weights.split(sizes), cut.split(sizes), strict=True):
+        each.correction = Correction(weights_K, cut_K)
+
+
+def sequence_log_ratios(
+    logprobs: Callable[[MicroBatch], Tensor], fixed: Sequence[FixedInputs], options: LossOptions
+) -> list[Tensor]:
+    """For each micro-batch the mean log ratio of each token's whole trajectory, by `logprobs` of the weights as they
+    are.
+    """
+    differences: list[Tensor] = []
+    with torch.no_grad():
+        for each in fixed:
+            logprobs_K = logprobs(each.batch)
+            differences.append(logprobs_K - each.complete(logprobs_K, options))
+    sequences = torch.cat([each.batch.sequences_K for each in fixed])
+    lengths = torch.cat([each.batch.lengths_K for each in fixed])
+    means = sum_by_sequence(torch.cat(differences), sequences) / lengths
+    return list(means.split([each.batch.trained_tokens for each in fixed]))
+
+
+def require_sampled_logprobs(batches: Sequence[MicroBatch]) -> None:
+    """Raises `ModelError` where a log-prob was recorded at another temperature than the one of sampling."""
+    for batch in batches:
+        wrong_K = batch.old_temperatures_K != batch.temperatures_K
+        if wrong_K.any():
+            at = float(batch.temperatures_K[wrong_K][0])
+            raise ModelError(
+                f"Tokens sampled at temperature {at:g} have raw log-probs on record, and the ratio of an off-policy "
+                "step needs those of the distribution that was sampled.",
+                "Sample with an engine of this process, with a vLLM server in --logprobs-mode processed_logprobs, or "
+                "at temperature 1.",
+            )
+
+
+NOTHING_TO_TRAIN = "nothing to train"
+ALL_STALE = "all tokens are of weights that are too old"
+_MISMATCH = ("engine_difference", "mismatch_kl", "importance_mean", "importance_square", "importance_cut")
+_MEANS = (
+    "loss",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "kl_k3",
+    "kl_reference",
+    "entropy_estimate",
+    LARGEST,
+    *_MISMATCH,
+)
+"""Metrics that a step without a token has no value of."""
+_NO_STALENESS = {"staleness_mean": math.nan, "staleness_max": math.nan}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimOptions:
+    """How often a batch is trained on. Raises `ConfigError` for values that make no sense."""
+
+    epochs: int = 1
+    """Times that each mini-batch is trained on."""
+    max_grad_norm: float = 1.0
+    """L2 norm that the gradient of an optimiser step is scaled down to where it is larger."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or not self.max_grad_norm > 0:
+            raise ConfigError(f"{self} is no way to train.", "epochs is 1 or more, and max_grad_norm above 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    accelerator: Accelerator | None
+    reference: nn.Module | None
+    loss: LossOptions
+    optim: OptimOptions
+
+    @property
+    def reference_in_use(self) -> nn.Module | None:
+        return self.reference if self.loss.kl_coef else None
+
+
+def policy_update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]],
+    *,
+    loss: LossOptions | None = None,
+    optim: OptimOptions | None = None,
+    accelerator: Accelerator | None = None,
+    reference: nn.Module | None = None,
+    version: int | None = None,
+) -> dict[str, Any]:
+    """Train on `batches` (this rank's share), and return metrics over all ranks.
+
+    `batches` are the micro-batches of one optimiser step, or those of each of several (as many on every rank): then the
+    metrics are means over them, weighed by their tokens. With an accelerator, `model` and `optimizer` are what its
+    `prepare` returned. `reference` is the policy that `kl_coef` is about, on the model's device; `version` is the
+    policy version of the weights, for staleness.
+
+    Besides the metrics of `policy_loss` and `mismatch`: `effective_sample_size`, `trained_tokens`, `micro_batches` (of
+    the rank with most), `optimizer_steps` that were taken, `grad_norm` before clipping, `stale_tokens` that were left
+    out, `staleness_mean` and `staleness_max` of all, `stepped`, and `skipped`, why no step was taken (None if one was).
+    The model is left in the mode (train or eval) that it was in. Raises `ModelError` where the loss needs log-probs on
+    record that are not of the distribution that was sampled.
+    """
+    update = _Update(model, optimizer, accelerator, reference, loss or LossOptions(), optim or OptimOptions())
+    _require_what_the_loss_needs(update, version)
+    device = next(model.parameters()).device
+    given = [[each.to(device) for each in part] for part in _mini_batches(batches)]
+    parts, staleness = _within_bound(given, update, version, device)
+    if update.loss.old_logprobs == "engine" or update.loss.correction != "none":
+        for part in parts:
+            require_sampled_logprobs(part)
+    agreed = [agree(part, accelerator, device) for part in parts]
+    padded = [part + [idle_batch(device)] * (a.rounds - len(part)) for part, a in zip(parts, agreed, strict=True)]
+    if not any(each.tokens for each in agreed):
+        nothing = {"trained_tokens": 0.0, "micro_batches": float(sum(each.rounds for each in agreed))}
+        nothing |= {"optimizer_steps": 0.0, "grad_norm": math.nan, "stepped": 0.0}
+        row = _finished(dict.fromkeys(_MEANS, math.nan) | nothing | staleness)
+        return {**row, "skipped": ALL_STALE if staleness["stale_tokens"] else NOTHING_TO_TRAIN}
+    with in_update(model):
+        rows = _optimizer_steps(update, [(p, a) for p, a in zip(padded, agreed, strict=True) if a.tokens])
+    tokens = float(sum(each.tokens for each in agreed))
+    rows = _finished({**_joined(rows), "trained_tokens": tokens, **staleness})
+    return {**rows, "skipped": None if rows["stepped"] else NOT_FINITE}
+
+
+def _require_what_the_loss_needs(update: _Update, version: int | None) -> None:
+    if update.loss.kl_coef and update.reference is None:
+        raise ValueError("kl_coef is above 0, and there is no reference policy")
+    if update.loss.max_staleness is not None and version is None:
+        raise ValueError("max_staleness is given, and the version of the policy is not")
+
+
+def _mini_batches(batches: Sequence[MicroBatch] | Sequence[Sequence[MicroBatch]]) -> list[list[MicroBatch]]:
+    if all(isinstance(each, MicroBatch) for each in batches):
+        return [cast("list[MicroBatch]", list(batches))]
+    return [list(each) for each in cast("Sequence[Sequence[MicroBatch]]", batches)]
+
+
+def _within_bound(
+    parts: list[list[MicroBatch]], update: _Update, version: int | None, device: torch.device
+) -> tuple[list[list[MicroBatch]], dict[str, float]]:
+    """The mini-batches without tokens that are too stale, and what is to be told of it."""
+    if version is None:
+        return parts, {"stale_tokens": 0.0, **_NO_STALENESS}
+    behind = float(sum(versions_behind(part, version) for part in parts))
+    before = float(sum(batch.trained_tokens for part in parts for batch in part))
+    bound = update.loss.max_staleness
+    kept = parts if bound is None else [fresh_only(part, version, bound) for part in parts]
+    dropped = before - sum(batch.trained_tokens for part in kept for batch in part)
+    stale, all_behind, tokens = (sum_over_ranks(each, update.accelerator, device) for each in (dropped, behind, before))
+    most = max_over_ranks(max((most_behind(part, version) for part in parts), default=0), update.accelerator, device)
+    told = {"staleness_mean": all_behind / tokens, "staleness_max": float(most)} if tokens else _NO_STALENESS
+    return kept, {"stale_tokens": stale, **told}
+
+
+def _optimizer_steps(update: _Update, parts: Sequence[tuple[list[MicroBatch], Agreed]]) -> list[dict[str, float]]:
+    """Metrics of each optimiser step, of all epochs."""
+    fixed = [
+        fix_inputs(update.model, update.reference_in_use, part, update.loss, first=index == 0, split=agreed.split)
+        for index, (part, agreed) in enumerate(parts)
+    ]
+    rows: list[dict[str, float]] = []
+    for epoch in range(update.optim.epochs):
+        for inputs, (_, agreed) in zip(fixed, parts, strict=True):
+            rows.append(_optimizer_step(update, inputs, agreed, first=not rows, epoch=epoch))
+    return rows
+
+
+def _optimizer_step(
+    update: _Update, fixed: Sequence[FixedInputs], agreed: Agreed, *, first: bool, epoch: int
+) -> dict[str, float]:
+    """`first`: the weights are still those that old log-probs are of."""
+    log_ratios: Sequence[Tensor | None] = [None] * len(fixed)
+    own = first and update.loss.old_logprobs == "trainer"
+    if update.loss.objective == "gspo" and agreed.split and not own:
+        log_ratios = sequence_log_ratios(lambda batch: token_logprobs(update.model, batch), fixed, update.loss)
+    parts: list[dict[str, Tensor]] = []
+    update.optimizer.zero_grad(set_to_none=True)
+    for inputs, log_ratios_K in zip(fixed, log_ratios, strict=True):
+        with kept_on_rank(update.model, update.accelerator):
+            loss, metrics = _loss(update, inputs, log_ratios_K, agreed, first=first, measured=epoch == 0)
+            update.accelerator.backward(loss) if update.accelerator else loss.backward()
+        parts.append(metrics)
+    grad_norm = clip(update.model, update.accelerator, update.optim.max_grad_norm)
+    stepped = step_if_finite(update.model, [update.optimizer], grad_norm, update.accelerator)
+    counts = {"trained_tokens": agreed.tokens, "micro_batches": agreed.rounds, "grad_norm": grad_norm}
+    counts |= {"stepped": stepped, "optimizer_steps": stepped}
+    return over_ranks(merge_metrics(parts), update.accelerator) | {name: float(n) for name, n in counts.items()}
+
+
+def _loss(
+    update: _Update, fixed: FixedInputs, log_ratios_K: Tensor | None, agreed: Agreed, *, first: bool, measured: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    batch, counts = fixed.batch, agreed.counts
+    logprobs_K, comparable_K = sampled_and_recorded_logprobs(update.model, batch)
+    tokens = TrainedTokens(
+        logprobs_K=logprobs_K,
+        old_logprobs_K=fixed.complete(logprobs_K, update.loss),
+        weights_K=batch.weights_K,
+        sequences_K=batch.sequences_K,
+        lengths_K=batch.lengths_K,
+        sequence_log_ratios_K=log_ratios_K,
+        corrections_K=None if fixed.correction is None else fixed.correction.weights_K,
+        reference_logprobs_K=fixed.reference_logprobs_K,
+    )
+    loss, metrics = policy_loss(tokens, counts, update.loss)
+    before_K = comparable_K if first else fixed.recorded_at_K
+    if not measured or before_K is None:
+        return loss, metrics | dict.fromkeys(_MISMATCH, logprobs_K.new_tensor(math.nan))
+    return loss, metrics | mismatch(before_K, batch.old_logprobs_K, fixed.correction, counts.tokens)
+
+
+def _joined(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics of an update of those of its optimiser steps: means over tokens, as far as they have a value."""
+    if len(rows) == 1:
+        return rows[0]
+    joined = {name: _mean(rows, name) for name in rows[0]}
+    largest = {name: max(row[name] for row in rows) for name in (LARGEST, "stepped")}
+    summed = {name: sum(row[name] for row in rows) for name in ("micro_batches", "optimizer_steps")}
+    return joined | largest | summed
+
+
+def _mean(rows: Sequence[dict[str, float]], name: str) -> float:
+    known = [(row[name], row["trained_tokens"]) for row in rows if math.isfinite(row[name])]
+    if not known:
+        return rows[0][name]
+    return sum(value * tokens for value, tokens in known) / sum(tokens for _, tokens in known)
+
+
+def _finished(row: Mapping[str, float]) -> dict[str, float]:
+    """`effective_sample_size` in the place of the mean square of the weights."""
+    square = row["importance_square"]
+    size = row["importance_mean"] ** 2 / square if square else math.nan
+    return {name: value for name, value in row.items() if name != "importance_square"} | {"effective_sample_size": size}

@@ -1,0 +1,113 @@
+"""What the ranks of a data-parallel training have to agree on, and what they exchange.
+
+Each rank has micro-batches of its own. The denominators of the loss are the trained tokens, and the rollouts, of *all*
+ranks (divided by their number, because data-parallel training averages gradients where the loss is a sum). The number
+of rounds is the largest number of micro-batches of a rank: of sharded weights forward and backward are collective, so a
+rank with fewer continues with batches that train nothing, lest the others wait. Gradients are exchanged after the last
+round (`hrm_agent.training.update.gradients`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hrm_agent.training.update.batch import MicroBatch
+from hrm_agent.training.update.objectives import Counts
+from hrm_agent.training.update.objectives.merging import LARGEST
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+__all__ = ["Agreed", "agree", "idle_batch", "max_over_ranks", "over_ranks", "sum_over_ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks know of one mini-batch."""
+
+    tokens: int
+    """Trained tokens of all ranks."""
+    rounds: int
+    """Largest number of micro-batches of a rank."""
+    sequences: float
+    """Trajectories with trained tokens, of all ranks; one of which only a part is here counts by its share."""
+    split: bool
+    """True where on some rank a trajectory's tokens are not all in one micro-batch."""
+    ranks: int
+    """Number of ranks."""
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.tokens / self.ranks, self.sequences / self.ranks)
+
+
+def agree(batches: Sequence[MicroBatch], accelerator: Accelerator | None, device: torch.device) -> Agreed:
+    """Of this rank's micro-batches, and those of the other ranks."""
+    tokens = sum(batch.trained_tokens for batch in batches)
+    sequences = sum(float((1 / batch.lengths_K.double()).sum()) for batch in batches)
+    own = [float(tokens), float(len(batches)), sequences, float(_is_split(batches))]
+    if accelerator is None:
+        return Agreed(tokens, len(batches), sequences, _is_split(batches), 1)
+    gathered: Any = accelerator.gather(torch.tensor([own], dtype=torch.float64, device=device))
+    total, largest = gathered.sum(0), gathered.max(0).values
+    ranks = accelerator.num_processes
+    return Agreed(int(total[0]), int(largest[1]), float(total[2]), bool(largest[3]), ranks)
+
+
+def _is_split(batches: Sequence[MicroBatch]) -> bool:
+    seen: set[int] = set()
+    for batch in batches:
+        here = set(batch.sequences_K.tolist())
+        if seen & here:
+            return True
+        seen |= here
+    return False
+
+
+def sum_over_ranks(value: float, accelerator: Accelerator | None, device: torch.device) -> float:
+    """The sum of each rank's value."""
+    if accelerator is None:
+        return value
+    gathered: Any = accelerator.gather(torch.tensor([value], dtype=torch.float64, device=device))
+    return float(gathered.sum())
+
+
+def max_over_ranks(value: float, accelerator: Accelerator | None, device: torch.device) -> float:
+    """The largest of each rank's value."""
+    if accelerator is None:
+        return value
+    gathered: Any = accelerator.gather(torch.tensor([value], dtype=torch.float64, device=device))
+    return float(gathered.max())
+
+
+def over_ranks(metrics: Mapping[str, Tensor], accelerator: Accelerator | None) -> dict[str, float]:
+    """Metrics over all ranks. A rank's means were taken with its share of the denominator, so ranks are averaged."""
+    if accelerator is None:
+        return {name: float(value) for name, value in metrics.items()}
+    gathered: Any = accelerator.gather(torch.stack(list(metrics.values())).unsqueeze(0))
+    columns = zip(metrics, gathered.unbind(1), strict=True)
+    return {name: float(column.max() if name == LARGEST else column.mean()) for name, column in columns}
+
+
+def idle_batch(device: torch.device) -> MicroBatch:
+    """A batch that trains nothing, for a rank that has no more."""
+    no_tokens, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0)
+    one = torch.zeros(1, dtype=torch.long)
+    return MicroBatch(
+        token_ids_N=one,
+        positions_N=one,
+        parents_N=one - 1,
+        loss_indices_K=no_tokens,
+        weights_K=nothing,
+        old_logprobs_K=nothing,
+        temperatures_K=nothing,
+        old_temperatures_K=nothing,
+        versions_K=no_tokens,
+        sequences_K=no_tokens,
+        lengths_K=nothing,
+    ).to(device)

@@ -1,0 +1,116 @@
+"""The gradient of one batch of supervised fine-tuning: the cross entropy of what is learnt, in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import cross_entropy
+
+from hrm_agent.models.local.long_rope import depends_on_length
+from hrm_agent.training.config.commands import SftConfig
+from hrm_agent.training.config.fitted import decided
+from hrm_agent.training.update.batch import MicroBatch, Row, micro_batches
+from hrm_agent.training.update.gradients import clip, kept_on_rank
+from hrm_agent.training.update.logprobs import trained_logits
+
+__all__ = ["Example", "gradient_of_batch"]
+
+IGNORED = -100
+"""Target of a token that is not trained."""
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Aligned tokens of one sequence."""
+
+    token_ids: tuple[int, ...]
+    """The prompt and the turns after it, in the model's vocabulary."""
+    mask: tuple[bool, ...]
+    """True where the policy is to write the token."""
+
+
+def _micro_batches(examples: Sequence[Example], most_tokens: int) -> list[list[Example]]:
+    """The examples, sorted by length and cut so that a padded micro-batch stays within `most_tokens`."""
+    batches: list[list[Example]] = [[]]
+    for example in sorted(examples, key=lambda example: len(example.token_ids)):
+        if batches[-1] and (len(batches[-1]) + 1) * len(example.token_ids) > most_tokens:
+            batches.append([])
+        batches[-1].append(example)
+    return batches
+
+
+def gradient_of_batch(accelerator: Accelerator, model: Any, batch: Sequence[Example], config: SftConfig) -> Metrics:
+    """Gradients of one batch, clipped. The loss is the mean over its trained tokens, in every process together."""
+    trained = max(1, sum(sum(example.mask[1:]) for example in batch))
+    own = batch[accelerator.process_index :: accelerator.num_processes]
+    losses = (_flat_losses if config.forward == "packed" else _padded_losses)(model, own, config, accelerator.device)
+    totals = torch.zeros(2, device=accelerator.device)
+    for compute in losses:
+        with kept_on_rank(model, accelerator):
+            loss, hits = compute()
+            accelerator.backward(loss * (accelerator.num_processes / trained))
+        totals += torch.stack([loss.detach(), hits])
+    norm = clip(model, accelerator, config.max_grad_norm)
+    summed = cast("torch.Tensor", accelerator.reduce(totals, reduction="sum"))
+    mean_loss, accuracy = (summed / trained).tolist()
+    tokens = sum(len(example.token_ids) for example in batch)
+    return {"loss": mean_loss, "accuracy": accuracy, "tokens": tokens, "grad_norm": float(norm)}
+
+
+_Loss = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+"""Summed cross entropy of a micro-batch over its trained tokens, and the number of them that are most probable."""
+
+
+def _padded_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
+    if depends_on_length(model):
+        return _flat_losses(model, examples, config, device)
+    most = decided(config.micro_batch_tokens, "micro_batch_tokens")
+    return [partial(_loss, model, share, device) for share in _micro_batches(examples, most)]
+
+
+def _flat_losses(model: Any, examples: Sequence[Example], config: SftConfig, device: torch.device) -> list[_Loss]:
+    """By the forward passes of a policy update."""
+    most = decided(config.micro_batch_tokens, "micro_batch_tokens")
+    batches = micro_batches(map(_row, examples), token_budget=most, forward=config.forward)
+    return [partial(_flat_loss, model, batch.to(device)) for batch in batches]
+
+
+def _row(example: Example) -> Row:
+    """As a row of a policy update, of which only the tokens and what is trained matter here."""
+    size = len(example.token_ids)
+    trained = np.array(example.mask, np.bool_)
+    trained[0] = False  # nothing predicts the first token
+    zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
+    tokens = np.array(example.token_ids, np.int64)
+    return Row(tokens, trained, zeros, zeros, ones, ones, np.zeros(size, np.int64))
+
+
+def _flat_loss(model: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    logits_KV, target_K = trained_logits(model, batch).float(), batch.token_ids_N[batch.loss_indices_K]
+    return cross_entropy(logits_KV, target_K, reduction="sum"), (logits_KV.argmax(-1) == target_K).sum()
+
+
+def _loss(model: Any, examples: Sequence[Example], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Summed cross entropy of the trained tokens, and how many of them are the most probable ones.
+
+    Padding stands at the end, where no trained token can see it, so that no attention mask is needed.
+    """
+    length = max(len(example.token_ids) for example in examples)
+    ids_BT = torch.zeros(len(examples), length, dtype=torch.long)
+    target_BT = torch.full((len(examples), length), IGNORED)
+    for row, example in enumerate(examples):
+        ids = torch.tensor(example.token_ids)
+        ids_BT[row, : len(ids)] = ids
+        target_BT[row, : len(ids)] = torch.where(torch.tensor(example.mask), ids, IGNORED)
+    logits_NV = model(input_ids=ids_BT.to(device), use_cache=False).logits[:, :-1].flatten(0, 1)
+    target_N = target_BT[:, 1:].flatten().to(device)
+    loss = cross_entropy(logits_NV.float(), target_N, ignore_index=IGNORED, reduction="sum")
+    return loss, (logits_NV.argmax(-1) == target_N).sum()

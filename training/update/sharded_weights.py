@@ -1,0 +1,95 @@
+"""Weights of which each rank holds a share: FSDP2, `torch.distributed.fsdp.fully_shard`.
+
+The sharded module is a second one. The first stays whole on each rank: the engine samples with it, and it is what is
+saved. After an update the shares are gathered into it, one tensor after the other.
+
+What is trained is in single precision. Where the policy is in bfloat16, its layers are rounded as they are gathered for
+a forward pass, which is what masters are for (`hrm_agent.training.update.optimizers`): the engine has the same rounded numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from hrm_agent.training.update.optimizers import OnMasters
+
+__all__ = ["gather", "held_by", "put", "refresh", "shard", "take_whole"]
+
+
+def shard(model: Any, *, ranks: int, device: torch.device) -> Any:
+    """A copy of `model` in single precision, of which each rank holds a share; `model` itself is not trained.
+
+    Each layer is a unit that is gathered when it is its turn; what is around the layers is another.
+    """
+    dtype = next(model.parameters()).dtype
+    sharded = copy.deepcopy(model).float()
+    model.requires_grad_(False)
+    mesh = init_device_mesh(device.type, (ranks,))
+    rounded = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
+    units: set[str] = set(getattr(model, "_no_split_modules", None) or ())
+    for layer in [each for each in sharded.modules() if type(each).__name__ in units]:
+        fully_shard(layer, mesh=mesh, mp_policy=rounded)
+    return fully_shard(sharded, mesh=mesh, mp_policy=rounded)
+
+
+@torch.no_grad()
+def gather(sharded: nn.Module, whole: nn.Module) -> None:
+    """Copy the weights into the module that has all of them. All ranks have to call it."""
+    targets = dict(whole.named_parameters())
+    for name, weight in sharded.named_parameters():
+        targets[name].copy_(weight.full_tensor() if isinstance(weight, DTensor) else weight)
+
+
+@torch.no_grad()
+def put(whole: Tensor, place: Tensor) -> None:
+    """Copy a tensor, of a sharded one this rank's share of it, to its place."""
+    if isinstance(place, DTensor):
+        own = distribute_tensor(
+            whole.to(place.to_local().device), place.device_mesh, place.placements, src_data_rank=None
+        )
+        place.to_local().copy_(own.to_local())
+    else:
+        place.copy_(whole)
+
+
+def take_whole(sharded: nn.Module, optimizer: Optimizer, whole: nn.Module, kept: dict[str, Any]) -> None:
+    """Weights and optimiser, as one process has saved them: those of `whole`, and its optimiser's state dict."""
+    trained = [name for name, _ in whole.named_parameters()]
+    masters = dict(zip(trained, kept.get("masters", ()), strict=False))
+    weights = dict(whole.named_parameters())
+    for name, weight in sharded.named_parameters():
+        put(masters.get(name, weights[name]), weight)
+    places = [weight for _, weight in held_by(sharded, optimizer)]
+    optimizer.state.clear()
+    for index, state in cast("dict[int, dict[str, Any]]", kept["state"]).items():
+        place = places[index]
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == place.shape:
+                own = torch.zeros_like(place)
+                put(value, own)
+                optimizer.state[place][key] = own
+            else:
+                optimizer.state[place][key] = value
+
+
+def held_by(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """What the optimiser changes, with its name in the model; of weights with masters, the masters."""
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    held: Iterable[Tensor] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return zip(trained, held, strict=True)
+
+
+def refresh(optimizer: Optimizer) -> None:
+    """After masters were changed from outside: the weights are those, rounded."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # within Accelerate's
+    if isinstance(inner, OnMasters):
+        inner.load_state_dict(inner.state_dict())

@@ -1,0 +1,145 @@
+"""What a training changes: all weights of a model, or an adapter on weights that stay as they are."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import torch
+from safetensors.torch import load_model
+from torch import nn
+
+from hrm_agent.errors import ModelError
+from hrm_agent.models.adapter_folder import on_its_base, write_codec
+from hrm_agent.models.codec.chat_template import PolicyCodec
+from hrm_agent.models.codec.opening import open_codec
+from hrm_agent.models.loading.load_weights import load_for_answers
+from hrm_agent.models.loading.policy_loader import model_folder
+from hrm_agent.models.model_string import CodecOptions, LoadOptions, ModelString, parse_model
+from hrm_agent.training.checkpoints import save_policy
+from hrm_agent.training.config.parts import AdapterPart
+from hrm_agent.training.update.adapters import Adapter, AdaptersByRole
+from hrm_agent.training.update.gradients import weights_not_finite
+
+__all__ = ["TrainedPolicy", "copy_of_trained"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPolicy:
+    """A causal LM under training."""
+
+    name: str
+    """Its model string."""
+    model: Any
+    """With the adapter's layers in it, if there is one."""
+    tokenizer: Any
+    """Never trained."""
+    adapter: Adapter | None
+    """None where all weights are trained."""
+    options: LoadOptions
+    """How the weights were loaded."""
+    codec: PolicyCodec
+    """How the policy is spoken to."""
+    codec_options: CodecOptions
+    """Options of the codec, with its renderer by name."""
+
+    @classmethod
+    def load(cls, name: str, adapter: AdapterPart, *, dtype: str, device: torch.device | str, seed: int) -> Self:
+        """A policy, loaded to be trained. Raises `ModelError` for one that cannot be."""
+        wanted = adapter.lora_rank > 0
+        folder = model_folder(name, adapter=wanted)
+        whole = on_its_base(parse_model(name))
+        # Not packed for answers: packing would round the scales anew whenever engine and trainer take turns.
+        options = replace(whole.options, adapter=None, dtype=dtype, device=str(device), kernel="plain")
+        model, tokenizer = load_for_answers(folder, options, whole.codec)
+        codec = open_codec(tokenizer, whole.codec, model.generation_config)
+        _refuse_not_finite(model, name)
+        asked = _with_renderer(whole.codec, tokenizer)
+        if not wanted:
+            return cls(name, model, tokenizer, None, options, codec, asked)
+        base = _named(whole, replace(options, device="auto", kernel=whole.options.kernel))
+        start = whole.options.adapter
+        kind = AdaptersByRole if adapter.lora_roles else Adapter
+        put = kind.put_into(model, adapter, base=base, folder=folder, seed=seed, start=start)
+        return cls(name, model.eval(), tokenizer, put, options, codec, asked)  # the adapter's new layers, too
+
+    def save(self, folder: Path, card: str) -> None:
+        """What is trained, and a card; of a whole model also its tokenizer and chat template."""
+        if self.adapter is None:
+            save_policy(self.model, self.tokenizer, folder, card)
+            write_codec(folder, self.codec_options)
+        else:
+            self.adapter.save(folder)
+            (folder / "README.md").write_text(card, encoding="utf-8")
+
+    def read(self, folder: Path) -> None:
+        """Take the weights that `save` wrote."""
+        if self.adapter is None:
+            load_model(self.model, folder / "model.safetensors")
+        else:
+            self.adapter.load(folder)
+
+    def reference(self) -> nn.Module:
+        """The policy that the training starts from, to be asked for before it: a second model; or the same without its
+        adapter, or with the weights that the adapter has now, where it began with some on record.
+        """
+        if self.adapter is not None:
+            return self.adapter.reference()
+        model, _ = load_for_answers(model_folder(self.name), self.options)
+        return model.eval().requires_grad_(False)
+
+    def recompute_activations(self) -> None:
+        """Keep only what goes into each layer for the backward pass, which computes the rest again."""
+        if not getattr(self.model, "supports_gradient_checkpointing", False):
+            raise ModelError(
+                f"{self.name!r} cannot compute its layers again in the backward pass.",
+                "Leave gradient_checkpointing out.",
+            )
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def _refuse_not_finite(model: Any, name: str) -> None:
+    """Raise `ModelError` where every answer would be made of numbers that are not finite, and every gradient, too.
+
+    A row of an embedding concerns the texts that have its token, and steps over those are skipped.
+    """
+    rows = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer}
+    broken = [each for each in weights_not_finite(model) if id(model.get_parameter(each)) not in rows]
+    if broken:
+        raise ModelError(
+            f"{name!r} cannot be trained: {len(broken)} of its tensors hold numbers that are not finite, {broken[0]!r} "
+            "for example.",
+            "Take weights from before they broke: an earlier checkpoint, or the files of the model as it was released.",
+        )
+
+
+def copy_of_trained(model: Any) -> Any:
+    """A model of the same weights, to sample from while `model` is trained: those that do not change are shared."""
+    fixed = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, fixed).requires_grad_(False)
+
+
+def _with_renderer(options: CodecOptions, tokenizer: Any) -> CodecOptions:
+    """The options with a renderer by name: `auto` finds it by the model's name on the hub, which a folder has not."""
+    if options.renderer != "auto":
+        return options
+    from renderers.base import MODEL_RENDERER_MAP
+
+    return replace(options, renderer=MODEL_RENDERER_MAP[tokenizer.name_or_path])
+
+
+def _named(asked: ModelString, options: LoadOptions) -> str:
+    """The model string of the same weights, from any folder, with options."""
+    usual = LoadOptions()
+    base = asked.base if asked.scheme else str(Path(asked.name).resolve())
+    if asked.scheme == "gguf":
+        base = f"gguf:{Path(asked.name).resolve()}"
+    template = asked.codec.template
+    codec = asked.codec if template is None else replace(asked.codec, template=str(Path(template).resolve()))
+    given = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
+    asked_for = {key: value for key, value in given.items() if value != getattr(usual, key)} | codec.query()
+    shown = [f"{key}={quote(value)}" for key, value in asked_for.items()]
+    return f"{base}?{'&'.join(shown)}" if shown else base

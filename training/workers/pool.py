@@ -1,0 +1,246 @@
+"""Workers that run a run's graphs around one engine, which stays in this process with the weights.
+
+They are processes of this machine, or actors of a Ray cluster. Each opens the run's store itself. Commits are atomic
+across processes in SQLite and PostgreSQL, and each thread has a lease, so that what was built for several commands on
+one store holds here as it stands; records that went through this process would be written by the one that the engine
+needs most. What a worker hands over of a rollout that has ended is what it has read back from the store.
+
+A worker that dies takes nothing with it but what it had not committed. Its leases are taken from it, and its rollouts
+handed to another, which goes on from the record, as a resumed run does. Workers that die without having ended a
+single rollout end the run; those that are lost together, with their node, count as one.
+
+A worker is given its share of what is open, and no more: where one is still to be opened, its share waits for it, or
+for room that others have made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from math import ceil
+
+from langchain_core.language_models import BaseChatModel
+
+from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.models import Backend, Engine
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.selection.strategies import ONE_RUN, Mode
+from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
+from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.workers.handle import WorkerDiedError, WorkerHandle
+from hrm_agent.training.workers.ray_cluster import opened_cluster
+from hrm_agent.training.workers.subprocess import open_subprocess
+from hrm_agent.training.workers.wire import WorkerSetup
+from hrm_agent.trajectory import RunStatus, Trajectory
+
+__all__ = ["RolloutWorkers", "opened_workers", "refuse_unsendable"]
+
+_DEATHS = 3
+"""Workers that die one after another before a rollout has ended: something is wrong that another worker cannot mend."""
+
+
+class RolloutWorkers:
+    """Runs episodes in workers, which are started when there is something to run."""
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        processes: int,
+        runner: EpisodeRunner,
+        open_worker: Callable[[dict[str, Engine], WorkerSetup], Awaitable[WorkerHandle]] = open_subprocess,
+    ) -> None:
+        """`open_worker`: starts one around engines by name; when it raises, nothing is left of it."""
+        self._setup, self._processes, self._runner, self._open_worker = setup, processes, runner, open_worker
+        backend = runner.backend
+        self._engines: dict[str, Engine] = {}
+        if not isinstance(backend, (str, BaseChatModel)):
+            self._engines[setup.policy] = backend
+        self._workers: list[WorkerHandle] = []
+        self._opening: set[asyncio.Task[None]] = set()
+        self._replacing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._open_runs = 0
+        self._deaths = 0
+        self._begun = False
+        """A worker was ready once: what can be loaded here can be loaded again."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that live."""
+        return [worker.pid for worker in self._workers]
+
+    async def run(self, episode: Episode) -> Trajectory:
+        """Run, resume or read back an episode. Raises what it would raise in this process."""
+        if not isinstance(episode.graph, str):
+            raise ConfigError(
+                f"The graph {episode.graph_name} is an object of this process, and worker processes import graphs.",
+                "Name it as package.module:attribute or ./file.py:attribute, or run in one process.",
+            )
+        on_record = self._runner.store.journal.find_trajectory
+        known = on_record(episode.trajectory_id) if self._setup.mode == ONE_RUN else None
+        if known is not None and known.status is not RunStatus.RUNNING:
+            return known
+        sent = replace(episode, verify=None, verify_run=None)
+        version = getattr(self._runner.backend, "policy_version", 0)
+        for each in list(self._workers):
+            await each.stopped(episode.thread_id)
+        self._open_runs += 1
+        try:
+            while True:
+                worker = await self._free()
+                try:
+                    found = await worker.run(sent, version)
+                except WorkerDiedError as error:
+                    await self._replace(worker, str(error))
+                    continue
+                self._deaths, worker.excused = 0, False
+                return found
+        finally:
+            self._open_runs -= 1
+            self._wake()
+
+    async def _free(self) -> WorkerHandle:
+        """The worker that has fewest runs, once one has less than its share."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            for _ in range(self._processes - len(self._workers) - len(self._opening)):
+                task = asyncio.create_task(self._open())
+                self._opening.add(task)
+                task.add_done_callback(self._on_opened)
+            least = min(self._workers, key=lambda worker: worker.runs, default=None)
+            if least is not None and least.runs < ceil(self._open_runs / self._processes):
+                return least
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        """Whoever waits for a worker looks again."""
+        self._changed.set()
+        self._changed.clear()
+
+    def _on_opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+        self._wake()
+
+    async def _open(self) -> None:
+        try:
+            worker = await self._open_worker(self._engines, self._setup)
+        except WorkerDiedError as error:
+            if not self._begun:  # so will the next
+                raise RunError(f"A rollout worker died {error} before it was ready.", error.speaks_in) from error
+            self._count_death(f"{error} before it was ready", "another is started")
+            return
+        self._begun = True
+        self._workers.append(worker)
+
+    async def _replace(self, worker: WorkerHandle, how: str) -> None:
+        """Drop a dead worker and report it once; the next rollout that needs a worker starts a new one."""
+        async with self._replacing:
+            if worker not in self._workers:
+                return
+            await worker.kill()
+            await asyncio.to_thread(self._runner.store.take_leases_from, worker.owner)
+            self._workers.remove(worker)
+            self._count_death(how, "its open rollouts go on in another", excused=worker.excused)
+            for other in self._workers:
+                other.excused |= bool(worker.place) and other.place == worker.place
+
+    def _count_death(self, how: str, what_next: str, *, excused: bool = False) -> None:
+        self._deaths += not excused
+        if self._deaths >= _DEATHS:
+            raise RunError(
+                f"{self._deaths} rollout workers died one after another, the last one {how}.",
+                "What was recorded is kept. Look at the memory that is left, and at what the graph does (sys.exit ends "
+                "its worker); then resume the run.",
+            )
+        sys.stderr.write(f"hrm-agent: A rollout worker died {how}; {what_next}.\n")
+
+    def fail(self, error: Exception) -> None:
+        """Have all that is open, and all that comes, raise it."""
+        self._failure = error
+        for worker in self._workers:
+            worker.end_all(error)
+        self._wake()
+
+    async def close(self) -> None:
+        """End all workers and cancel the rollouts in them. Later rollouts raise `RunError`."""
+        self._failure = self._failure or RunError("The rollout workers are closed: their run has ended.")
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        await asyncio.gather(*(worker.close() for worker in self._workers))
+        self._workers.clear()
+
+
+def refuse_unsendable(processes: int, config: CollectConfig | GrpoConfig, given: Backend | None = None) -> None:
+    """Raise `ConfigError` for what worker processes cannot have, before anything is opened.
+
+    `given`: a backend that was handed over as an object.
+    """
+    if processes == 1 and config.ray is None:
+        return
+    if config.ray is not None and (config.environment or "").startswith("ray"):
+        raise ConfigError(
+            f"The environment {config.environment} would put an actor on every node for each of the workers on Ray.",
+            "Leave --environment out: workers run model-written code on their own nodes. Or name a server's URL.",
+        )
+    if isinstance(given, BaseChatModel):
+        raise ConfigError(
+            f"The chat model {type(given).__name__} is an object of this process, and cannot be sent to others.",
+            "Name it by a model string, such as openai:gpt-5, or run in one process.",
+        )
+    if config.environment == "ray" and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(
+            "The environment `ray` without an address is a cluster of one process: each worker would start its own.",
+            "Start one, `ray start --head`, and name it: --environment ray:ADDRESS.",
+        )
+
+
+@asynccontextmanager
+async def opened_workers(
+    processes: int,
+    runner: EpisodeRunner,
+    config: CollectConfig | GrpoConfig,
+    *,
+    draw: Callable[[], list[Task]],
+    mode: Mode = ONE_RUN,
+) -> AsyncGenerator[RolloutWorkers | None]:
+    """Workers for the episodes of a run; None where one process of this machine is asked for, which is this one.
+
+    `draw`: draws the run's tasks anew, there.
+    """
+    if processes == 1 and config.ray is None:
+        yield None
+        return
+    setup = WorkerSetup(
+        config=config,
+        store=runner.store.url,
+        policy=runner.policy,
+        is_lazy=isinstance(runner.backend, str),
+        tasks=draw if config.rewards is None else None,
+        mode=mode,
+        concurrency=ceil(config.concurrency / processes),
+        slots=_share(getattr(runner.environment, "slots", 0), processes),
+        sessions=_share(getattr(runner.environment, "max_sessions", 0), processes),
+    )
+    async with AsyncExitStack() as stack:
+        if config.ray is None:
+            workers = RolloutWorkers(setup, processes, runner)
+        else:
+            cluster = await stack.enter_async_context(opened_cluster(config.ray, runner.store))
+            workers = RolloutWorkers(cluster.setup_of(setup), processes, runner, cluster.open_worker)
+            cluster.on_lost = workers.fail
+        stack.push_async_callback(workers.close)
+        yield workers
+
+
+def _share(total: int, processes: int) -> int:
+    """Together the workers have as many as one process would."""
+    return ceil(total / processes)

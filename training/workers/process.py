@@ -1,0 +1,295 @@
+"""A rollout worker: `python -m hrm_agent.training.workers.process`, started by `hrm_agent.training.workers.subprocess`.
+
+It runs episodes as its parent would: on the run's store, which it opens itself, with an environment and tasks of its
+own, and with the parent's engine. What it is told it reads in a thread of its own: a node that waits for an answer
+without giving way to the event loop gets that answer all the same. All but its connection is the same in a worker
+that is an actor of a Ray cluster (`hrm_agent.training.workers`).
+
+It ends with its parent: the kernel kills it when that is gone. Where the parent closes the connection, the runs under
+way are cancelled, as an interrupt cancels them in one process; they are resumed from the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import count
+from typing import Any, Protocol
+
+from hrm_agent.basics.frozen_heap import begin_program, frozen_heap
+from hrm_agent.environment.base import Environment
+from hrm_agent.environment.local.environment import LocalEnvironment
+from hrm_agent.environment.open import SPARE_SECONDS, open_environment
+from hrm_agent.environment.sandbox.kernel import die_with_parent
+from hrm_agent.errors import ConfigError, HrmError, ModelError, RunError
+from hrm_agent.models import Engine, load_policy
+from hrm_agent.models.loading.policy_loader import load_elsewhere
+from hrm_agent.runtime.episode import Episode, EpisodeRunner, exporting
+from hrm_agent.runtime.selection.strategies import solve
+from hrm_agent.store import open_store
+from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.workers.engine_proxy import EngineProxy
+from hrm_agent.training.workers.wire import LENGTH, Message, WorkerSetup, error_of, packed, told, unpacked
+from hrm_agent.trajectory import TaskRef
+
+__all__ = ["Asking", "Parent", "WorkerRollouts", "main", "opened_rollouts", "serve"]
+
+
+class Parent:
+    """The connection to the process that started this one. Thread-safe."""
+
+    def __init__(self, receive: Callable[[], Sequence[Message]], write: Callable[[bytes], None]) -> None:
+        """`receive`: waits for the next messages, none at the end. `write`: sends a frame, from any thread."""
+        self.receive, self._write, self._numbers = receive, write, count(1)
+        self._asked: dict[int, Future[Any]] = {}
+        self._gone = False
+
+    def send(self, *messages: Message) -> None:
+        self._write(packed(messages))
+
+    def engine(self, name: str) -> Engine:
+        """What stands here for the engine of a model string; it is loaded there."""
+        found: Future[bytes] = Future()
+        self._ask(found, "load", name)
+        return EngineProxy(name, found.result(), self._sample)
+
+    def _sample(self, answer: Future[Any], request: Message) -> None:
+        self._ask(answer, "ask", request)
+
+    def _ask(self, answer: Future[Any], kind: str, what: Any) -> None:
+        number = next(self._numbers)
+        self._asked[number] = answer
+        if self._gone:
+            raise _closed()
+        answer.add_done_callback(lambda done: self._forget(number) if done.cancelled() else None)
+        self.send((kind, number, what))
+
+    def _forget(self, number: int) -> None:
+        if self._asked.pop(number, None) is not None:
+            self.send(("cancel", number))
+
+    def settle(self, kind: str, number: int, found: Any) -> None:
+        """Resolve the future of the request with this number."""
+        answer = self._asked.pop(number, None)
+        if answer is None or not answer.set_running_or_notify_cancel():
+            return
+        if kind == "error":
+            answer.set_exception(error_of(*found))
+        else:
+            answer.set_result(found)
+
+    def close(self) -> None:
+        """Nobody answers any more: who still waits is told."""
+        self._gone = True
+        for number in list(self._asked):
+            error = _closed()
+            self.settle("error", number, (type(error).__name__, error.message, error.hint))
+
+
+class Asking(Protocol):
+    """Who asks for runs, and is told how they ended."""
+
+    def send(self, *messages: Message) -> None: ...
+
+
+def _closed() -> ModelError:
+    return ModelError("The process that has the engine has ended.", "Resume the run.")
+
+
+class WorkerRollouts:
+    """The runs of this process, which another one asks for."""
+
+    def __init__(self, setup: WorkerSetup, runner: EpisodeRunner, parent: Asking) -> None:
+        self._setup, self._runner, self._parent = setup, runner, parent
+        self._gate = asyncio.Semaphore(setup.concurrency)
+        threads = ThreadPoolExecutor(setup.concurrency, thread_name_prefix="episode")
+        asyncio.get_running_loop().set_default_executor(threads)
+        self._tasks = {_key(task.ref()): task for task in setup.tasks()} if setup.tasks is not None else None
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def owner(self) -> str:
+        """By which this worker owns leases in the store."""
+        return self._runner.store.owner
+
+    async def serve(self, commands: asyncio.Queue[Message]) -> None:
+        """Until the parent has nothing more to say; then cancel what is under way, and wait for what it gives back."""
+        while (message := await commands.get())[0] != "over":
+            self._begin(*message[1:]) if message[0] == "run" else self._stop(*message[1:])
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _begin(self, number: int, episode: bytes, version: int) -> None:
+        if isinstance(self._runner.backend, EngineProxy):
+            self._runner.backend.policy_version = version
+        task = self._running[number] = asyncio.create_task(self._run(number, episode))
+        task.add_done_callback(lambda done: self._stopped(number) if done.cancelled() else None)
+
+    def _stopped(self, number: int) -> None:
+        """Report a cancelled run once its lease is released, so that another worker can acquire it."""
+        self._running.pop(number, None)  # where it had not begun
+        self._runner.store.database.flush()
+        self._parent.send(("stopped", number, None))
+
+    def _stop(self, number: int) -> None:
+        if number in self._running:
+            self._running[number].cancel()
+
+    async def _run(self, number: int, episode: bytes) -> None:
+        try:
+            asked = self._with_verifier(_read(episode))
+            outcome = await solve(self._runner, asked, self._setup.mode, gate=self._gate)
+            self._parent.send(("ended", number, outcome.trajectory))
+        except Exception as error:
+            if not isinstance(error, HrmError):
+                traceback.print_exc()  # where it was raised is not sent
+            self._parent.send(("failed", number, told(error)))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            what = "A rollout was cancelled by something that its graph or its verifier has awaited."
+            self._parent.send(("failed", number, told(RunError(what, "Catch it there; then resume the run."))))
+        finally:
+            del self._running[number]
+
+    def _with_verifier(self, episode: Episode) -> Episode:
+        if self._tasks is None:
+            return episode
+        task = self._tasks.get(_key(episode.task))
+        if task is None:
+            family = self._setup.config.tasks
+            raise ConfigError(
+                f"A worker process that draws the tasks {family!r} is given none like {episode.task.id!r}: they were"
+                " handed over as objects, or are drawn otherwise each time.",
+                "Name tasks of your own as package.module:attribute, and let them follow from split, seed and count;"
+                " or run in one process.",
+            )
+        return _verified_by(task, episode)
+
+
+def _read(episode: bytes) -> Episode:
+    try:
+        return pickle.loads(episode)  # noqa: S301 - only the parent can write it
+    except Exception as error:  # of a class that only the parent's program has
+        raise ConfigError(
+            f"What a task or the graph's options hold cannot be read in a worker process: {type(error).__name__}: "
+            f"{error}.",
+            "Give them plain values, or run in one process.",
+        ) from error
+
+
+def _key(task: TaskRef) -> tuple[str, ...]:
+    return task.family, task.id, task.prompt, task.answer or ""
+
+
+def _verified_by(task: Task, episode: Episode) -> Episode:
+    return replace(episode, verify=task.verify, verify_run=task.verify_run)
+
+
+@asynccontextmanager
+async def opened_rollouts(
+    setup: WorkerSetup, parent: Asking, engine: Engine | None = None
+) -> AsyncGenerator[WorkerRollouts]:
+    """Runs episodes on the run's store, with `engine`, or with what stands here for the parent's."""
+    config = setup.config
+    with open_store(setup.store, create=False, allow=config.allowed_types) as store:
+        backend = engine or (setup.policy if setup.is_lazy else load_policy(setup.policy))
+        environment = _environment(setup)
+        try:
+            runner = EpisodeRunner(store, backend, setup.policy, environment, **config.runner_options())
+            with exporting(config) as on_end:
+                yield WorkerRollouts(setup, replace(runner, on_end=on_end), parent)
+        finally:
+            await environment.close()
+
+
+def _environment(setup: WorkerSetup) -> Environment:
+    """As the parent's, which has said already what is to be said of its isolation."""
+    config = setup.config
+    if config.environment is not None:
+        return open_environment(config.environment, isolation=config.isolation)
+    return LocalEnvironment(
+        slots=setup.slots, max_sessions=setup.sessions, isolation=config.isolation, spare_seconds=SPARE_SECONDS
+    )
+
+
+class _Socket:
+    """A connection, by its two ends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._file = connection, connection.makefile("rb")
+        self._sending = threading.Lock()
+
+    def receive(self) -> Sequence[Message]:
+        header = self._file.read(LENGTH.size)
+        if len(header) < LENGTH.size:
+            return ()
+        (length,) = LENGTH.unpack(header)
+        data = self._file.read(length)
+        return unpacked(data) if len(data) == length else ()
+
+    def write(self, frame: bytes) -> None:
+        with self._sending, suppress(OSError):  # the parent is gone: the end of what it says tells
+            self._connection.sendall(LENGTH.pack(len(frame)) + frame)
+
+
+async def serve(parent: Parent) -> None:
+    """Load what the parent says first, then run what it asks for until it has nothing more to say."""
+    loop = asyncio.get_running_loop()
+    first = await asyncio.to_thread(parent.receive)
+    if not first:
+        return
+    ((_, setup),) = first
+    commands = asyncio.Queue[Message]()
+
+    def read() -> None:
+        try:
+            while messages := parent.receive():
+                for message in messages:
+                    if message[0] in ("answer", "engine", "error"):
+                        parent.settle(*message)
+                    else:
+                        loop.call_soon_threadsafe(commands.put_nowait, message)
+        finally:
+            loop.call_soon_threadsafe(commands.put_nowait, ("over",))
+
+    threading.Thread(target=read, name="parent", daemon=True).start()
+    load_elsewhere(parent.engine)
+    try:
+        async with opened_rollouts(pickle.loads(setup), parent) as rollouts:  # noqa: S301 - only the parent can write it
+            parent.send(("open", rollouts.owner))
+            with frozen_heap():
+                await rollouts.serve(commands)
+            parent.close()
+    except Exception as error:
+        if not isinstance(error, HrmError):
+            traceback.print_exc()
+        parent.send(("refused", told(error)))
+
+
+def main() -> None:
+    """Run what the parent asks for until it is gone."""
+    descriptor, parent = map(int, sys.argv[1:])
+    os.set_inheritable(descriptor, False)  # else what a graph starts would hold the connection
+    die_with_parent()
+    if os.getppid() != parent:  # it was gone before the kernel knew what to do then
+        return
+    with socket.socket(fileno=descriptor) as connection:
+        ends = _Socket(connection)
+        asyncio.run(serve(Parent(ends.receive, ends.write)))
+
+
+if __name__ == "__main__":
+    begin_program()
+    main()
